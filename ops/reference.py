@@ -1,8 +1,8 @@
 """The kernels' specification, in torch: short enough to be checked by eye; every other tier must equal it bit for bit.
 
 Order of magnitudes: ``bits & 0x7fffffff`` compared as integers, so -0 equals 0 and NaN > Inf > every finite value.
-A NaN is thus emitted first and cannot hide in a residual. What payload bits a NaN carries after an addition is the
-processor's affair and no part of the contract.
+A NaN is thus emitted first and cannot hide in a residual. Which payload a NaN carries after an addition is the
+processor's affair, so all NaNs rank equal and their payload is no part of the contract.
 Ties: lowest index first. Output order: ascending index. Deterministic; any device; may wait for it.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .types import MAGNITUDE_MASK, Accumulation, Selection, band_start
+from .types import MAGNITUDE_MASK, NAN_KEY, Accumulation, Selection, band_start
 
 _KEY_BITS = 31
 
 
 def magnitude_keys(x: Tensor) -> Tensor:
     """fp32 [n] -> int32 [n] that orders like the magnitudes."""
-    return x.view(torch.int32) & MAGNITUDE_MASK
+    return (x.view(torch.int32) & MAGNITUDE_MASK).clamp_max_(NAN_KEY)
 
 
 def accumulate_(residual: Tensor, accumulation: Accumulation) -> None:

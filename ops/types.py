@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-MAGNITUDE_MASK = 0x7FFFFFFF  # fp32 bits without the sign: as an integer it orders magnitudes, NaN above Inf
+MAGNITUDE_MASK = 0x7FFFFFFF  # fp32 bits without the sign: as integers they order like the magnitudes
+NAN_KEY = 0x7F800001  # every NaN counts as this one, whatever its payload: above Inf, and ties among NaNs
 CHUNK = 4096  # default chunk of chunked_topk_, elements
 
 
