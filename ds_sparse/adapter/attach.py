@@ -1,0 +1,158 @@
+"""Joins level 2 to one engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from ..accounting import CommStats
+from ..config import SECTION, CommunicationConfig, parse
+from ..errors import ConfigError, InactiveError
+from ..level2 import Level2
+from ..links import Link
+from ..methods import Context
+from ..monitor import events
+from ..optim.two_phase_adam import TwoPhaseAdam
+from ..shard import Exclusion
+from ..topology import NodeTopology, build_topology
+from .adam import ShardAdam
+from .checks import check_engine, check_optimizer
+from .handle import CompressedCommunication
+from .stage0 import Stage0Route
+from .zero import ZeroRoute
+
+logger = logging.getLogger("ds_sparse")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known before the engine builds its optimizer."""
+
+    config: CommunicationConfig
+    topology: NodeTopology
+
+
+def prepare(engine: Any) -> Preparation | None:
+    """Reads and checks the section; None when it is absent or switched off.
+
+    Raises:
+        ConfigError: the section is wrong, or the engine is of a kind that is not supported.
+    """
+    section = engine._config._param_dict.get(SECTION)
+    if section is None:
+        return None
+    config = parse(section)
+    if not config.enabled:
+        return None
+    check_engine(engine, config)
+    ranks = dist.get_process_group_ranks(engine.seq_data_parallel_group)
+    return Preparation(config, build_topology(ranks, config.topology.ranks_per_node))
+
+
+def attach(engine: Any, prepared: Preparation) -> None:
+    """Puts level 2 into an engine whose ZeRO optimizer, if it has one, was built over the node's group."""
+    config, topology, stats = prepared.config, prepared.topology, CommStats()
+    advice = check_optimizer(engine.basic_optimizer, config)
+    node, peers = Link(topology.node_group, "intra", stats), Link(topology.peer_group, "inter", stats)
+    others = _model_parallel_links(engine, stats)
+    exclusion = Exclusion(config.exclude)
+    # 1. Level 1 says what this rank owns.
+    sharded = int(engine.zero_optimization_stage()) > 0
+    route = ZeroRoute(engine, exclusion) if sharded else Stage0Route(engine, exclusion, node)
+    # 2. Level 2 works on it.
+    adam = None
+    if config.method == "sparse_momentum":
+        adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), route.layout, route.places)
+    notes = [advice] if advice else []
+    notes += [
+        f"'{SECTION}.exclude.patterns' has {pattern!r}, which finds no parameter"
+        for pattern in exclusion.unused(name for name, _ in engine.module.named_parameters())
+    ]
+    context = Context(config, route.layout, route.device, peers, node, adam, notes)
+    level2 = Level2(context, others, float(engine.gradient_clipping()), stats)
+    # 3. They are joined, watched, and shown.
+    route.install(level2)
+    engine.compressed_communication = CompressedCommunication(config, topology, level2)
+    engine.step = _Watch(engine, notes).step
+    if dist.get_rank() == 0:
+        logger.info(banner(config, topology, level2))
+    _tell(notes)
+
+
+def _model_parallel_links(engine: Any, stats: CommStats) -> list[Link]:
+    if engine.mpu is None or engine.mpu.get_model_parallel_world_size() == 1:
+        return []
+    return [Link(engine.mpu.get_model_parallel_group(), "intra", stats)]
+
+
+def banner(config: CommunicationConfig, topology: NodeTopology, level2: Level2) -> str:
+    """One line that says what is on."""
+    shape = f"{topology.num_nodes} nodes x {topology.ranks_per_node} ranks"
+    if topology.num_nodes == 1:
+        return f"compressed communication: {shape}: one node, nothing to compress"
+    sent, dense = level2.method.planned_bytes(), level2.dense_bytes
+    what = config.method
+    if config.method != "dense":
+        what += f", {config.compressor.type} at density {config.compressor.density:g}"
+    return (
+        f"compressed communication: {shape}, {what}; across nodes {sent:,} bytes a step and rank, dense {dense:,} "
+        f"(dense/wire {dense / max(sent, 1):.1f}x)"
+    )
+
+
+def _tell(notes: list[str]) -> None:
+    """Logs what there is to say, once, on rank 0."""
+    for note in notes:
+        if dist.get_rank() == 0:
+            logger.warning("%s", note)
+    notes.clear()
+
+
+class _Watch:
+    """Checks after every step that level 2 took part in it, and writes the scalars."""
+
+    def __init__(self, engine: Any, notes: list[str]) -> None:
+        self._engine, self._notes = engine, notes
+        self._handle: CompressedCommunication = engine.compressed_communication
+        self._engine_step: Callable[..., Any] = engine.step
+        self._seen = 0
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        engine, stats = self._engine, self._handle.stats
+        before = engine.global_steps
+        result = self._engine_step(*args, **kwargs)
+        if engine.global_steps == before:
+            return result
+        exchanged, self._seen = stats.boundaries - self._seen, stats.boundaries
+        if exchanged != 1:
+            raise InactiveError(
+                f"'{SECTION}' is enabled, but at the accumulation boundary of step {before + 1} there were "
+                f"{exchanged} exchanges where 1 is due: the gradients went another way. What to do: look for code "
+                f"that replaces the engine's or the optimizer's step, or set '{SECTION}.enabled' to false."
+            )
+        _tell(self._notes)
+        self._write()
+        return result
+
+    def _write(self) -> None:
+        settings, engine = self._handle.config.monitor, self._engine
+        due = settings.enabled and engine.monitor.enabled and engine.global_steps % settings.interval == 0
+        if due and engine.global_rank == 0:
+            stats = self._handle.stats
+            engine.monitor.write_events(
+                events(stats.last, stats.total, self._handle.residual_norm(), engine.global_samples)
+            )
+
+
+def require_optimizer(engine: Any) -> None:
+    """Refuses an engine without an optimizer: there would be nothing to exchange for."""
+    section = engine._config._param_dict.get(SECTION)
+    if section is not None and parse(section).enabled:
+        raise ConfigError(
+            f"'{SECTION}.enabled' is true, but the engine has no optimizer; allowed is an engine that trains. What "
+            f"to do: give an optimizer, or set '{SECTION}.enabled' to false."
+        )

@@ -1,0 +1,102 @@
+"""The hooks on DeepSpeed's engine class.
+
+The class is hooked, not `deepspeed.initialize`: a script, or a library, may have imported that name earlier.
+
+    __init__                after it: attach to the finished engine
+    _configure_optimizer    around it: ZeRO finds the node's group where it looks for the data-parallel group
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+from deepspeed.runtime.engine import DeepSpeedEngine
+
+from .attach import Preparation, attach, prepare, require_optimizer
+
+_PREPARED = "_ds_sparse_prepared"
+_HOOKED = ("__init__", "_configure_optimizer")
+
+
+def install() -> None:
+    """From now on every DeepSpeed engine honours the `compressed_communication` section. Calling it again is free."""
+    if _is_installed():
+        return
+    _make_log_visible()
+    DeepSpeedEngine.__init__ = _hooked_init(DeepSpeedEngine.__init__)
+    DeepSpeedEngine._configure_optimizer = _hooked_configure_optimizer(DeepSpeedEngine._configure_optimizer)
+
+
+def uninstall() -> None:
+    """Takes the hooks off again; engines that were built meanwhile keep what they have."""
+    for name in _HOOKED:
+        method = getattr(DeepSpeedEngine, name)
+        setattr(DeepSpeedEngine, name, getattr(method, "__wrapped__", method))
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Hooks for the length of a block, unless they were there before."""
+    was_installed = _is_installed()
+    install()
+    try:
+        yield
+    finally:
+        if not was_installed:
+            uninstall()
+
+
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    """`deepspeed.initialize`, for an engine that honours the section: same arguments, same return values."""
+    with installed():
+        return deepspeed.initialize(*args, **kwargs)
+
+
+def _is_installed() -> bool:
+    return hasattr(DeepSpeedEngine.__init__, "__wrapped__")
+
+
+def _hooked_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(engine, *args, **kwargs)
+        prepared: Preparation | None = engine.__dict__.pop(_PREPARED, None)
+        if prepared is not None:
+            attach(engine, prepared)
+        elif engine.optimizer is None:
+            require_optimizer(engine)
+
+    return __init__
+
+
+def _hooked_configure_optimizer(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _configure_optimizer(engine: Any, *args: Any, **kwargs: Any) -> None:
+        prepared = prepare(engine)
+        if prepared is None:
+            return original(engine, *args, **kwargs)
+        engine.__dict__[_PREPARED] = prepared
+        everybody = engine.seq_data_parallel_group
+        engine.seq_data_parallel_group = prepared.topology.node_group
+        try:
+            return original(engine, *args, **kwargs)
+        finally:
+            engine.seq_data_parallel_group = everybody
+
+    return _configure_optimizer
+
+
+def _make_log_visible() -> None:
+    """Shows the banner where the program has not set up logging itself."""
+    logger = logging.getLogger("ds_sparse")
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[ds_sparse] %(message)s"))
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,107 @@
+"""Level 1 at ZeRO stage 0, done here: reduce-scatter in the node, level 2, all-gather in the node.
+
+HiTopKComm (Shi et al. 2021, Algorithm 2) step by step, at the place where DeepSpeed would all-reduce the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..level2 import Level2, Outcome
+from ..links import Link
+from ..shard import Exclusion, Segment, ShardLayout
+from .adam import Place
+
+
+class Stage0Route:
+    """Replaces the engine's gradient reduction.
+
+    The flat gradient holds compressed parameters first and excluded ones last; rank j of a node owns the j-th of n
+    equal parts of it.
+
+    Args:
+        engine: at stage 0.
+        node: link to the ranks of this node.
+    """
+
+    def __init__(self, engine: Any, exclusion: Exclusion, node: Link) -> None:
+        self._engine, self._node = engine, node
+        named = [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad and p.numel()]
+        dense = [exclusion.covers(name, param.numel()) for name, param in named]
+        self._order = sorted(range(len(named)), key=lambda i: dense[i])  # stable: False before True
+        self._numel = sum(param.numel() for _, param in named)
+        part = -(-self._numel // node.size)
+        first, last = node.rank * part, min((node.rank + 1) * part, self._numel)
+        masters = _master_params(engine.optimizer)
+        segments: list[Segment] = []
+        self.places: list[Place] = []
+        offset = 0
+        for i in self._order:
+            name, param = named[i]
+            start, stop = max(first, offset), min(last, offset + param.numel())
+            if start < stop:
+                segments.append(Segment(name, stop - start, dense[i]))
+                self.places.append(Place(masters.get(param, param), start - offset, stop - start))
+            offset += param.numel()
+        self.layout = ShardLayout(segments)
+        self.device = named[0][1].device
+        self._padded = part * node.size
+
+    def install(self, level2: Level2) -> None:
+        """Takes the place of the engine's reduction and guards the optimizer's step."""
+        self._level2 = level2
+        self._engine._reduce_non_expert_gradients = self._reduce
+        self._optimizer_step: Callable[..., Any] = self._engine.optimizer.step
+        self._engine.optimizer.step = self._step
+        self._outcome = Outcome(finite=True)
+
+    def _reduce(self, grads: Sequence[torch.Tensor], elements_per_buffer: int) -> None:
+        """Replaces the gradients, in the order of the module's parameters, by what the optimizer shall see."""
+        ordered = [grads[i] for i in self._order]
+        # 1. Reduce-scatter the mean in the node.
+        flat = torch.zeros(self._padded, device=self.device)
+        torch.cat([grad.reshape(-1).to(flat.dtype) for grad in ordered], out=flat[: self._numel])
+        part = self._node.sum_scatter(flat).div_(self._node.size)
+        # 2. and 3. Level 2 on this rank's part, without the padding of the last one.
+        self._outcome = self._level2.exchange_(part[: self.layout.numel])
+        self._clip_elsewhere(self._outcome.grad_norm is not None)
+        if not self._outcome.finite:
+            return
+        # 4. All-gather in the node.
+        offset, flat = 0, self._node.gather(part).view(-1)
+        for grad in ordered:
+            grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
+            offset += grad.numel()
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's step, or none of it when some rank's gradient was not finite."""
+        optimizer = self._engine.optimizer
+        optimizer.overflow = not self._outcome.finite  # the engine counts skipped steps by it
+        if not self._outcome.finite:
+            return None
+        result = self._optimizer_step(*args, **kwargs)
+        if self._outcome.grad_norm is not None:
+            optimizer._global_grad_norm = self._outcome.grad_norm
+        self._clip_elsewhere(False)
+        return result
+
+    def _clip_elsewhere(self, clipped: bool) -> None:
+        """Switches DeepSpeed's own clipping off for this step, when level 2 has clipped, and on again after it."""
+        clip_norm = 0.0 if clipped else self._level2.clip_norm
+        self._engine.gradient_clipping = lambda: clip_norm
+        if hasattr(self._engine.optimizer, "clip_grad"):
+            self._engine.optimizer.clip_grad = clip_norm
+
+
+def _master_params(optimizer: Any) -> dict[torch.Tensor, torch.Tensor]:
+    """Model parameter -> the fp32 copy that the optimizer steps on; empty where it steps on the model's own."""
+    if not hasattr(optimizer, "fp32_groups"):
+        return {}
+    return {
+        low: master
+        for lows, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        for low, master in zip(lows, masters, strict=True)
+    }

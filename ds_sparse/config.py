@@ -1,0 +1,361 @@
+"""The `compressed_communication` section of `ds_config.json` as typed models.
+
+This is the only place where values are checked. What can be decided from the section alone is decided here; what
+depends on the engine (ZeRO stage, optimizer, number of nodes) is decided in `ds_sparse.adapter.checks`.
+
+`python -m ds_sparse.config` prints the reference table of the documentation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+from pydantic_core import ErrorDetails
+
+from .errors import ConfigError, did_you_mean
+
+SECTION = "compressed_communication"
+DOCS = "docs/configuration.md"
+
+
+def _finite_number(value: float) -> float:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError("a finite number")
+    return float(value)
+
+
+Number = Annotated[StrictInt | StrictFloat, AfterValidator(_finite_number)]
+Density = Annotated[Number, Field(gt=0.0, le=1.0)]
+
+
+def _regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"a valid regular expression ({error})") from None
+    return pattern
+
+
+class Settings(BaseModel):
+    """Base of every block: unknown keys are errors, values are never coerced, nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class CompressorSettings(Settings):
+    type: Literal["mstopk", "topk", "randomk", "identity"] = Field(
+        "mstopk",
+        description="Which entries of a shard are sent. `mstopk`: exact top-k from one streaming pass over a sampled "
+        "threshold, or the paper's threshold search when `samplings` is given; `topk`: exact top-k by sorting; "
+        "`randomk`: the same random entries on every node, so that no indices are sent; `identity`: all of them.",
+    )
+    density: Density = Field(0.01, description="Share of the entries that is sent, k/n in (0, 1].")
+    samplings: Annotated[StrictInt, Field(ge=1, le=100)] | None = Field(
+        None, description="`mstopk` only: use the paper's Algorithm 1 with this many threshold samplings (30 there)."
+    )
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = Field(
+        0, description="Seed of `randomk`, and of the random fill of `mstopk` with `samplings`."
+    )
+
+
+class ErrorFeedbackSettings(Settings):
+    enabled: StrictBool = Field(True, description="Keep what was not sent and add it to the next step.")
+    decay: Annotated[Number, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="Factor on the residual at every step; 1.0 loses nothing."
+    )
+    momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = Field(
+        0.0,
+        description="DGC's momentum correction with factor masking (`sparse_gradient` only). The optimizer's own "
+        "momentum must then be 0.",
+    )
+
+
+class ExchangeSettings(Settings):
+    type: Literal["cheapest", "all_gather", "dense"] = Field(
+        "cheapest",
+        description="How payloads become a mean. `all_gather`: every peer gets every payload (HiTopKComm); `dense`: "
+        "payloads are expanded and all-reduced; `cheapest`: whichever sends fewer bytes for this density and number "
+        "of nodes.",
+    )
+    value_dtype: Literal["fp32"] = Field("fp32", description="Type of the values on the wire.")
+    index_encoding: Literal["smallest", "int32", "elias_fano", "bitmap"] = Field(
+        "smallest", description="How indices become bytes; `smallest` decides by formula from the density."
+    )
+
+
+class TopologySettings(Settings):
+    ranks_per_node: Annotated[StrictInt, Field(ge=1)] | None = Field(
+        None,
+        description="Data-parallel ranks that form a node. Omitted: the launcher's environment and the host names "
+        "tell. A number overrides them: 2 on one machine with 4 ranks makes 2 nodes of 2.",
+    )
+
+
+class ScheduleSettings(Settings):
+    dense_steps: Annotated[StrictInt, Field(ge=0)] = Field(
+        0, description="`sparse_gradient`: optimizer steps at the start that are sent dense."
+    )
+    densities: tuple[Density, ...] = Field(
+        (), strict=False, description="Densities to pass through before `compressor.density`, each not above the last."
+    )
+    steps_per_density: Annotated[StrictInt, Field(ge=0)] = Field(
+        0, description="Optimizer steps at each of `densities`; at least 1 when `densities` is given."
+    )
+
+
+class ExcludeSettings(Settings):
+    min_numel: Annotated[StrictInt, Field(ge=0)] = Field(
+        1024, description="Parameters with fewer elements are sent dense, in the same message."
+    )
+    patterns: tuple[Annotated[str, AfterValidator(_regex)], ...] = Field(
+        (), strict=False, description="Regular expressions; a parameter whose name one of them finds is sent dense."
+    )
+
+
+class SparseMomentumSettings(Settings):
+    freeze_step: Annotated[StrictInt, Field(ge=1)] | None = Field(
+        None,
+        description="Optimizer step after which the variance is frozen and compression starts. Omitted: detected "
+        "from the stability of the variance.",
+    )
+    stability: Annotated[Number, Field(gt=0.0, lt=1.0)] = Field(
+        0.96,
+        description="Detection: freeze when the L1 norm of the variance changes by less than this factor over "
+        "1/(1 - beta2) steps, once the learning rate has stopped rising.",
+    )
+
+
+class MonitorSettings(Settings):
+    enabled: StrictBool = Field(True, description="Write `Comm/*` scalars through DeepSpeed's monitors, if any is on.")
+    interval: Annotated[StrictInt, Field(ge=1)] = Field(1, description="Optimizer steps between two writes.")
+
+
+class CommunicationConfig(Settings):
+    """The whole section."""
+
+    enabled: StrictBool = Field(True, description="`false`: DeepSpeed runs exactly as without this package.")
+    method: Literal["dense", "sparse_gradient", "sparse_momentum"] = Field(
+        "sparse_momentum",
+        description="What crosses nodes. `dense`: everything (the control); `sparse_gradient`: the gradient, for SGD "
+        "with momentum; `sparse_momentum`: for Adam and AdamW, a dense phase, then frozen variance and compressed "
+        "momentum.",
+    )
+    compressor: CompressorSettings = Field(default_factory=CompressorSettings)
+    error_feedback: ErrorFeedbackSettings = Field(default_factory=ErrorFeedbackSettings)
+    exchange: ExchangeSettings = Field(default_factory=ExchangeSettings)
+    topology: TopologySettings = Field(default_factory=TopologySettings)
+    schedule: ScheduleSettings = Field(default_factory=ScheduleSettings)
+    exclude: ExcludeSettings = Field(default_factory=ExcludeSettings)
+    sparse_momentum: SparseMomentumSettings = Field(default_factory=SparseMomentumSettings)
+    sharded_update: StrictBool | None = Field(
+        None,
+        description="`true`: the optimizer's step is sharded inside the node by ZeRO stage 1 or 2; `false`: every "
+        "rank updates everything (stage 0). Omitted: as the ZeRO stage says.",
+    )
+    fallback: Literal["dense", "off", "error"] = Field(
+        "dense",
+        description="When compressed messages would be larger than dense ones: `dense` sends dense and says so, "
+        "`off` compresses all the same, `error` refuses to start.",
+    )
+    monitor: MonitorSettings = Field(default_factory=MonitorSettings)
+
+
+def parse(section: Any) -> CommunicationConfig:
+    """Validates the section as read from JSON.
+
+    Raises:
+        ConfigError: names the first offending key as the user wrote it, its value, what is allowed, what to do.
+    """
+    if not isinstance(section, dict):
+        raise ConfigError(f"'{SECTION}' is {section!r}; it must be an object of settings, see {DOCS}.")
+    _refuse_auto(section, SECTION)
+    try:
+        config = CommunicationConfig.model_validate(section)
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0], section)) from None
+    _check_combinations(config)
+    return config
+
+
+def _refuse_auto(value: Any, path: str) -> None:
+    if value == "auto":
+        raise ConfigError(
+            f"'{path}' is 'auto', which this section does not know: Hugging Face Trainer and Accelerate reject every "
+            f"'auto' that they cannot fill in themselves. Leave the key out to have its default."
+        )
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        _refuse_auto(child, f"{path}.{key}")
+
+
+def _explain(error: ErrorDetails, section: dict[str, Any]) -> str:
+    location = [part for part in error["loc"] if not _is_union_branch(part)]
+    path = ".".join([SECTION, *map(str, location)])
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(location[:-1])
+        suggestion = did_you_mean(str(location[-1]), known)
+        return f"'{path}' is not a known key.{suggestion} Known keys here: {', '.join(sorted(known))}. See {DOCS}."
+    value = _value_at(section, location)
+    return f"'{path}' is {value!r}; allowed is {_allowed(error)}.{_nearest(error, value)} See {DOCS}."
+
+
+def _is_union_branch(part: int | str) -> bool:
+    # pydantic adds the branch of a union that failed, such as "int" or "constrained-int", to the location.
+    return isinstance(part, str) and (part in ("int", "float", "bool", "str") or "-" in part or "[" in part)
+
+
+def _fields_at(location: list[int | str]) -> set[str]:
+    model: Any = CommunicationConfig
+    for part in location:
+        model = model.model_fields[str(part)].annotation
+    return set(model.model_fields)
+
+
+def _value_at(section: Any, location: list[int | str]) -> Any:
+    for part in location:
+        section = section[part]
+    return section
+
+
+def _allowed(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    field = _field_at(error["loc"])
+    if error["type"] == "value_error":
+        return str(context["error"])
+    if field is not None:
+        return describe_type(field.annotation, field.metadata)
+    return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _field_at(location: tuple[int | str, ...]) -> Any:
+    model: Any = CommunicationConfig
+    field = None
+    for part in location:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
+            break
+        field = model.model_fields[str(part)]
+        model = field.annotation
+    return field
+
+
+def _nearest(error: ErrorDetails, value: Any) -> str:
+    field = _field_at(error["loc"])
+    if error["type"] != "literal_error" or not isinstance(value, str) or field is None:
+        return ""
+    return did_you_mean(value, map(str, get_args(field.annotation)))
+
+
+def _check_combinations(config: CommunicationConfig) -> None:
+    """What single fields cannot say: settings that contradict each other."""
+    compressor, feedback, schedule = config.compressor, config.error_feedback, config.schedule
+    _refuse(
+        compressor.samplings is not None and compressor.type != "mstopk",
+        "compressor.samplings", compressor.samplings, f"with type 'mstopk' only, not '{compressor.type}'",
+        "leave it out, or set compressor.type to 'mstopk'",
+    )
+    _refuse(
+        compressor.type == "identity" and config.exchange.type == "all_gather",
+        "exchange.type", "all_gather", "'dense' or 'cheapest' with compressor.type 'identity', which has no indices",
+        "leave exchange.type out",
+    )
+    _refuse(
+        feedback.momentum > 0 and config.method != "sparse_gradient",
+        "error_feedback.momentum", feedback.momentum, f"0 with method '{config.method}'",
+        "leave it out, or use method 'sparse_gradient' with SGD",
+    )
+    _refuse(
+        feedback.momentum > 0 and not feedback.enabled,
+        "error_feedback.momentum", feedback.momentum, "0 when error_feedback.enabled is false",
+        "leave it out, or enable error feedback",
+    )
+    densities = (*schedule.densities, compressor.density)
+    _refuse(
+        any(later > earlier for earlier, later in zip(densities, densities[1:], strict=False)),
+        "schedule.densities", list(schedule.densities),
+        f"a falling list that ends at or above compressor.density ({compressor.density})", "sort it from high to low",
+    )
+    _refuse(
+        bool(schedule.densities) != (schedule.steps_per_density > 0),
+        "schedule.steps_per_density", schedule.steps_per_density,
+        "at least 1 together with schedule.densities, and 0 without", "give both, or neither",
+    )
+    _refuse(
+        schedule.dense_steps > 0 and config.method == "sparse_momentum",
+        "schedule.dense_steps", schedule.dense_steps, "0 with method 'sparse_momentum', which has its own dense phase",
+        "use sparse_momentum.freeze_step",
+    )
+    _refuse(
+        config.method != "sparse_momentum" and "sparse_momentum" in config.model_fields_set,
+        "sparse_momentum", config.sparse_momentum.model_dump(exclude_unset=True),
+        f"left out with method '{config.method}'", "remove the block, or set method to 'sparse_momentum'",
+    )
+
+
+def _refuse(condition: bool, key: str, value: Any, allowed: str, remedy: str) -> None:
+    if condition:
+        raise ConfigError(f"'{SECTION}.{key}' is {value!r}; allowed is {allowed}. What to do: {remedy}. See {DOCS}.")
+
+
+def describe_type(annotation: Any, metadata: Any = ()) -> str:
+    """One phrase for what a field takes, such as `a number in (0, 1]` or `one of 'dense', 'off'`."""
+    if get_origin(annotation) is Annotated:
+        inner, *extra = get_args(annotation)
+        return describe_type(inner, [*extra, *metadata])
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(f"'{value}'" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "a list, each " + describe_type(get_args(annotation)[0])
+    arms = [arm for arm in get_args(annotation) if arm is not type(None)]
+    if len(arms) == 1:
+        return describe_type(arms[0], metadata) + ", or leave it out"
+    name = {bool: "true or false", int: "a whole number", str: "a regular expression"}.get(annotation)
+    if name is None:
+        name = "an object" if isinstance(annotation, type) and issubclass(annotation, BaseModel) else "a number"
+    return name + _bounds(metadata)
+
+
+def _bounds(metadata: Any) -> str:
+    found: dict[str, float] = {}
+    for item in metadata:
+        for source in (item, *getattr(item, "metadata", ())):
+            for key in ("gt", "ge", "lt", "le"):
+                if getattr(source, key, None) is not None:
+                    found[key] = getattr(source, key)
+    if not found:
+        return ""
+    low = f"({found['gt']:g}" if "gt" in found else f"[{found['ge']:g}" if "ge" in found else "(-inf"
+    high = f"{found['lt']:g})" if "lt" in found else f"{found['le']:g}]" if "le" in found else "inf)"
+    return f" in {low}, {high}"
+
+
+def reference_table() -> str:
+    """The configuration reference in Markdown, generated from the models."""
+    lines = [
+        "# Configuration reference", "",
+        "<!-- generated by `make docs`; do not edit -->", "",
+        f"All keys stand in the section `{SECTION}` of `ds_config.json`. Every key may be left out.", "",
+        "| key | allowed | default | meaning |", "|---|---|---|---|",
+    ]
+    lines += _rows(CommunicationConfig, "")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(model: type[BaseModel], prefix: str) -> list[str]:
+    rows = []
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            rows += _rows(annotation, f"{prefix}{name}.")
+            continue
+        allowed = describe_type(annotation, field.metadata).replace("|", "\\|").replace("'", "`")
+        default = {None: "left out", True: "`true`", False: "`false`", (): "`[]`"}.get(field.default)
+        default = default if default and not isinstance(field.default, (int, float)) or isinstance(
+            field.default, bool) else f"`{field.default}`"
+        rows.append(f"| `{prefix}{name}` | {allowed} | {default} | {field.description} |")
+    return rows
+
+
+if __name__ == "__main__":
+    print(reference_table(), end="")

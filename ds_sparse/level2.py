@@ -1,0 +1,94 @@
+"""Level2: what happens to a node's shard at an accumulation boundary, whoever hands it over."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from .accounting import CommStats
+from .exchange import dense_bytes
+from .links import Link
+from .methods import METHODS, Context
+
+
+class Outcome(NamedTuple):
+    """What the optimizer's side has to know of a boundary.
+
+    Attributes:
+        finite: false when some rank had a non-finite gradient: the step must be skipped, nothing was changed.
+        grad_norm: the estimated global gradient norm when the gradient was clipped here; None when clipping is left
+            to the optimizer's side.
+    """
+
+    finite: bool
+    grad_norm: float | None = None
+
+
+class Level2:
+    """One shard, one method, and the steps around it that all methods share.
+
+    Args:
+        context: what the method is built from.
+        others: links to ranks that hold other parameters of the same model (tensor parallelism).
+        clip_norm: bound on the global gradient norm; 0 for none.
+        stats: the counters that the links of `context` count into.
+    """
+
+    def __init__(self, context: Context, others: Sequence[Link], clip_norm: float, stats: CommStats) -> None:
+        self.layout, self.stats = context.layout, stats
+        self._peers, self.clip_norm = context.peers, clip_norm
+        self._links = (context.node, context.peers, *others)
+        self.dense_bytes = dense_bytes(context.layout.numel, context.peers.size)
+        self.method = METHODS[context.config.method](context)
+
+    def exchange_(self, shard: torch.Tensor) -> Outcome:
+        """Replaces the node's mean gradient by what the optimizer shall see.
+
+        1. All ranks agree on whether every gradient is finite.
+        2. The node's gradient is clipped, when what is sent next is compressed.
+        3. The method exchanges.
+
+        Args:
+            shard: fp32 [layout.numel], unscaled; unchanged when the outcome is not finite.
+        """
+        started = time.perf_counter()
+        finite, square_sum = self._agree(shard)
+        grad_norm = None
+        density = self.stats.total.density
+        if finite:
+            if self.method.compresses:
+                grad_norm = self._clip_(shard, square_sum)
+            density = self.method.exchange_(shard)
+        self.stats.close(
+            exchanged=finite,
+            dense_bytes=self.dense_bytes if finite else 0,
+            seconds=time.perf_counter() - started,
+            density=density,
+        )
+        return Outcome(finite, grad_norm)
+
+    def _agree(self, shard: torch.Tensor) -> tuple[bool, float]:
+        """Whether the gradient is finite on all ranks, and the sum of its squares over all ranks."""
+        square_sum = torch.dot(shard, shard)
+        if not torch.isfinite(square_sum):  # a large finite gradient may overflow its square
+            square_sum = torch.where(shard.isfinite().all(), torch.finfo(torch.float32).max / 1e6, math.nan)
+        agreed = square_sum.reshape(1)
+        for link in self._links:
+            link.sum_(agreed)
+        return bool(torch.isfinite(agreed)), float(agreed)
+
+    def _clip_(self, shard: torch.Tensor, square_sum: float) -> float:
+        """Scales the shard by the same factor on all ranks; returns the estimated norm of the mean gradient.
+
+        The mean gradient is not at hand. Where the nodes' gradients differ by noise, as they do in training with
+        small batches, its norm is the root mean square of theirs over the square root of the number of nodes
+        (DGC, Lin et al. 2018, section 3.3).
+        """
+        norm = math.sqrt(square_sum) / self._peers.size
+        if 0.0 < self.clip_norm < norm:
+            shard.mul_(self.clip_norm / norm)
+        return norm

@@ -1,0 +1,81 @@
+"""TwoPhaseAdam: an Adam whose variance can be frozen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class TwoPhaseAdam:
+    """Puts a second phase behind an existing Adam or AdamW, of torch or of DeepSpeed.
+
+    The optimizer object stays the user's own: its state, its parameter groups and any lr scheduler on it go on, and
+    before `freeze` it steps as it always did, bit for bit. Only its `step` is replaced. After `freeze` a step takes
+    `p.grad` for the first moment u that is to be applied (1-bit Adam, Tang et al. 2021, Algorithm 1, line 14):
+
+        p <- p - lr * weight_decay * p
+        p <- p - lr * (u / (1 - beta1^t)) / (sqrt(v_T / (1 - beta2^T)) + eps)
+
+    with t the step and T the step of the freeze. `exp_avg` then holds the u applied last. The freeze step is kept in
+    the parameter groups, so that it is saved and loaded with the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._adam_step: Callable[..., Any] = optimizer.step
+        optimizer.step = self.step  # type: ignore[method-assign]
+
+    @property
+    def frozen(self) -> bool:
+        return any("frozen_at" in group for group in self.optimizer.param_groups)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.optimizer.param_groups[0]["betas"]
+
+    @property
+    def lr(self) -> float:
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def freeze(self) -> None:
+        """Ends the first phase. The optimizer must have made a step."""
+        for group in self.optimizer.param_groups:
+            group["frozen_at"] = max(self._step_of(param) for param in group["params"])
+
+    def second_moment(self, param: torch.Tensor) -> torch.Tensor:
+        """The bias-corrected second moment of a parameter: v / (1 - beta2^t), zeros before its first step."""
+        if not self._step_of(param):
+            return torch.zeros_like(param)
+        return self.optimizer.state[param]["exp_avg_sq"] / (1.0 - self.betas[1] ** self._step_of(param))
+
+    def first_moment(self, param: torch.Tensor) -> torch.Tensor:
+        """The first moment of a parameter, zeros before its first step."""
+        return self.optimizer.state[param]["exp_avg"] if self._step_of(param) else torch.zeros_like(param)
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        if not self.frozen:
+            return self._adam_step(closure, **kwargs)
+        loss = closure() if closure is not None else None
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._frozen_step_(param, group)
+        return loss
+
+    @torch.no_grad()
+    def _frozen_step_(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.optimizer.state[param], group["betas"]
+        if not state:  # never had a gradient in the first phase: its variance is unknown, so it stays as it is
+            return
+        state["step"] += 1
+        state["exp_avg"].copy_(param.grad)
+        scale = 1.0 / math.sqrt(1.0 - beta2 ** group["frozen_at"])
+        denominator = state["exp_avg_sq"].sqrt().mul_(scale).add_(group["eps"])
+        param.mul_(1.0 - group["lr"] * group["weight_decay"])
+        param.addcdiv_(param.grad, denominator, value=-group["lr"] / (1.0 - beta1 ** self._step_of(param)))
+
+    def _step_of(self, param: torch.Tensor) -> int:
+        return int(self.optimizer.state.get(param, {}).get("step", 0))
