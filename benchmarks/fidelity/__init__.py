@@ -1,0 +1,1 @@
+"""Single-process simulations behind `benchmarks/bench_fidelity.py`."""

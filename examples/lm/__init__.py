@@ -1,0 +1,1 @@
+"""A small GPT and its data: what the language-model example trains."""
