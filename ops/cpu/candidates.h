@@ -9,8 +9,6 @@
 
 namespace dss {
 
-constexpr int64_t kSlack = 32;  // a vector's worth of entries may be written behind the last one
-
 // Growing arrays of (value, index[, velocity]) in index order; realloc'd, so that growing touches no new page twice.
 struct Buffer {
     float* values = nullptr;
@@ -19,6 +17,7 @@ struct Buffer {
     int64_t m = 0, capacity = 0;
     bool with_velocity = false;
     std::vector<Key> scratch;
+    std::vector<int32_t> positions;
 
     Buffer() = default;
     Buffer(const Buffer&) = delete;
@@ -38,6 +37,7 @@ struct Buffer {
         indices = nullptr;
         m = capacity = 0;
         std::vector<Key>().swap(scratch);
+        std::vector<int32_t>().swap(positions);
     }
     void reserve(int64_t wanted, bool velocity) {
         if (wanted <= capacity && velocity <= with_velocity) return;
@@ -59,10 +59,25 @@ struct Buffer {
     }
 };
 
-// The k-th largest (k >= 1) of the keys; reorders them.
-inline Key kth_of(std::vector<Key>& keys, int64_t k) {
-    std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end(), std::greater<Key>());
-    return keys[static_cast<size_t>(k - 1)];
+// The k-th largest (k >= 1) of the first m keys. A count by the leading 12 of their 31 bits leaves one bin's worth of
+// keys to be partitioned, which spares the partition's mispredicted branches.
+inline Key kth_of(const std::vector<Key>& keys, int64_t k, int64_t m) {
+    constexpr int kShift = 31 - 12;
+    if (m < 2048) {
+        std::vector<Key> few(keys.begin(), keys.begin() + m);
+        std::nth_element(few.begin(), few.begin() + (k - 1), few.end(), std::greater<Key>());
+        return few[static_cast<size_t>(k - 1)];
+    }
+    std::vector<uint32_t> count(size_t{1} << 12);
+    for (int64_t j = 0; j < m; ++j) ++count[keys[static_cast<size_t>(j)] >> kShift];
+    size_t bin = count.size() - 1;
+    for (; k > count[bin]; --bin) k -= count[bin];
+    std::vector<Key> members;
+    members.reserve(count[bin]);
+    for (int64_t j = 0; j < m; ++j)
+        if (keys[static_cast<size_t>(j)] >> kShift == bin) members.push_back(keys[static_cast<size_t>(j)]);
+    std::nth_element(members.begin(), members.begin() + (k - 1), members.end(), std::greater<Key>());
+    return members[static_cast<size_t>(k - 1)];
 }
 
 // Counts of keys in 4096 equal bins from `first` up, the last bin taking everything above: as the guess lies just
@@ -103,12 +118,20 @@ inline int bin_of_kth(const std::vector<Histogram>& histograms, int threads, int
     }
 }
 
-inline void gather_bin(const Buffer& b, Key first, int bin, std::vector<Key>& keys) {
-    keys.clear();
-    for (int64_t i = 0; i < b.m; ++i) {
-        const Key key = key_of(b.values[i]);
-        if (bin_of(key, first) == bin) keys.push_back(key);
-    }
+// Positions of a buffer's keys in [from, to), in its own scratch.
+inline int64_t find_positions(const Variant& variant, Buffer& b, Key from, Key to) {
+    if (b.positions.size() < static_cast<size_t>(b.m + kSlack)) b.positions.resize(static_cast<size_t>(b.m + kSlack));
+    return variant.positions(b.values, b.m, from, to, b.positions.data());
+}
+
+// The keys of one bin of the histogram.
+inline void gather_bin(const Variant& variant, Buffer& b, Key first, int bin, std::vector<Key>& keys) {
+    const Key from = first + (static_cast<Key>(bin) << kBinShift);
+    const Key to = bin == kBins - 1 || from + (1u << kBinShift) > kNan ? kAboveAll : from + (1u << kBinShift);
+    const int64_t found = find_positions(variant, b, from, to);
+    keys.resize(static_cast<size_t>(found));
+    for (int64_t j = 0; j < found; ++j)
+        keys[static_cast<size_t>(j)] = key_of(b.values[b.positions[static_cast<size_t>(j)]]);
 }
 
 }  // namespace dss

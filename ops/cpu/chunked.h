@@ -10,8 +10,7 @@ constexpr Key kGuessMargin = 1u << 21;  // a quarter of an octave below the last
 
 class ChunkSelector {
    public:
-    explicit ChunkSelector(const Step& step) : s_(step), variant_(variants()[step.isa]) {
-        form_ = s_.velocity != nullptr ? kVelocity : (s_.decay != 1.0f ? kDecay : kPlain);
+    explicit ChunkSelector(const Step& step) : s_(step), variant_(variants()[step.isa]), form_(form_of(step)) {
         b_.reserve(s_.chunk, form_ == kVelocity);
     }
 
@@ -34,7 +33,8 @@ class ChunkSelector {
         Source source = static_cast<Source>(s_.source);
         for (;;) {
             float* const velocities = form_ == kVelocity ? b_.velocities : nullptr;
-            b_.m = variant_.stream[source][form_](s_, begin, end, guess, b_.values, b_.indices, velocities);
+            const Thresholds both{guess, guess, false};
+            b_.m = variant_.stream[source][form_](s_, begin, end, both, b_.values, b_.indices, velocities);
             if (b_.m >= k) break;
             for (int64_t j = 0; j < b_.m; ++j) restore(j);
             source = kNone;
@@ -43,7 +43,7 @@ class ChunkSelector {
         candidates_ += b_.m;
         b_.scratch.resize(static_cast<size_t>(b_.m));
         for (int64_t j = 0; j < b_.m; ++j) b_.scratch[static_cast<size_t>(j)] = key_of(b_.values[j]);
-        last_ = kth_of(b_.scratch, k);
+        last_ = kth_of(b_.scratch, k, b_.m);
         int64_t ties = k;
         for (int64_t j = 0; j < b_.m; ++j) ties -= key_of(b_.values[j]) > last_;
         for (int64_t j = 0; j < b_.m; ++j) {

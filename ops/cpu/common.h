@@ -8,6 +8,7 @@ namespace dss {
 using Key = uint32_t;  // bits & 0x7fffffff: orders like the magnitude; 2^31 stands above every key
 constexpr Key kNan = 0x7f800001u;  // all NaNs count as this one, whatever their payload
 constexpr Key kAboveAll = 0x80000000u;
+constexpr int64_t kSlack = 32;    // a vector's worth of entries may be written behind the last one
 constexpr int64_t kBlock = 4096;  // elements between two looks at the space left in a candidate buffer
 
 enum Source : int32_t { kNone = 0, kFp32 = 1, kBf16 = 2, kFp16 = 3 };  // what is added; kNone: nothing
@@ -36,6 +37,10 @@ struct Step {
     Key guess;            // first threshold to try; kAboveAll + 1: sample it
     Key threshold;        // out
 };
+
+inline Form form_of(const Step& s) {
+    return s.velocity != nullptr ? kVelocity : (s.decay != 1.0f ? kDecay : kPlain);
+}
 
 inline uint32_t bits_of(float x) {
     uint32_t b;
@@ -90,13 +95,28 @@ inline float accumulated_at(const Step& s, int32_t source, Form form, int64_t i,
     return old + added;
 }
 
-// Adds elements [begin, end) up, stores them with every candidate (key >= threshold) already zeroed, and appends the
-// candidates in index order. Returns how many; the buffers have room for end - begin plus one vector.
-using Stream = int64_t (*)(const Step&, int64_t begin, int64_t end, Key threshold, float* values, int32_t* indices,
+// What the streaming pass compares with. Which value `zeroed` has changes the time and never the result.
+struct Thresholds {
+    Key candidate;  // keys from here up are appended
+    Key zeroed;     // >= candidate; keys from here up are stored as 0 at once, because they will probably be emitted
+    bool dense;     // many candidates are expected: append without asking first whether there are any
+};
+
+// Adds elements [begin, end) up, stores them, the likely winners as 0, and appends the candidates in index order.
+// Returns how many; the buffers have room for end - begin plus one vector.
+using Stream = int64_t (*)(const Step&, int64_t begin, int64_t end, const Thresholds&, float* values, int32_t* indices,
                            float* velocities);
+// Positions in values[0..m) of the keys in [from, to), ascending, into `out` (room for m plus one vector).
+using Positions = int64_t (*)(const float* values, int64_t m, Key from, Key to, int32_t* out);
+// Copies the entries with key >= from to the front of out_values and out_indices, in order, writing at most `room`.
+using Compact = int64_t (*)(const float* values, const int32_t* indices, int64_t m, Key from, float* out_values,
+                            int32_t* out_indices, int64_t room);
 struct Variant {
     const char* name;
+    double dense_from;  // density from which appending without asking is faster
     Stream stream[kSources][kForms];
+    Positions positions;
+    Compact compact;
 };
 
 }  // namespace dss

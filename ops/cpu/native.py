@@ -96,9 +96,12 @@ class NativeTier:
     def _prepare(
         self, residual: Tensor, accumulation: Accumulation | None, k: int, emitted: int
     ) -> tuple[_Step, Selection]:
+        # One allocation for both: large enough blocks go back to the system when freed, and mapping new pages would
+        # cost more than writing them.
+        payload = torch.empty(2 * emitted)
         selection = Selection(
-            torch.empty(emitted),
-            torch.empty(emitted, dtype=torch.int32),
+            payload[:emitted],
+            payload[emitted:].view(torch.int32),
             torch.full((), torch.inf),
             torch.zeros((), dtype=torch.int64),
         )

@@ -20,10 +20,10 @@ namespace sse2 {
 }  // namespace sse2
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c,popcnt"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,f16c")
+#pragma GCC target("avx2,f16c,popcnt")
 #endif
 namespace avx2 {
 #include "vec_avx2.h"
@@ -31,11 +31,11 @@ namespace avx2 {
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,f16c,popcnt"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,f16c")
+#pragma GCC target("avx512f,f16c,popcnt")
 #endif
 namespace avx512 {
 #include "vec_avx512.h"

@@ -1,8 +1,19 @@
 // AVX2 with F16C: eight lanes.
-#include "vec_x86.h"
+
+// For each 8-bit mask the numbers of its set bits, lowest first: the permutation that moves passed lanes to the front.
+struct Compress {
+    alignas(8) uint8_t lanes[256][8];
+    constexpr Compress() : lanes{} {
+        for (int mask = 0; mask < 256; ++mask)
+            for (int lane = 0, n = 0; lane < 8; ++lane)
+                if (mask >> lane & 1) lanes[mask][n++] = static_cast<uint8_t>(lane);
+    }
+};
+static constexpr Compress kCompress{};
 
 struct Vec {
     static constexpr int kWidth = 8;
+    static constexpr double kDenseFrom = 0.005;
     using F = __m256;
     using Mask = __m256i;
 
@@ -25,14 +36,19 @@ struct Vec {
     static inline F cleared(F a, Mask m) { return _mm256_andnot_ps(_mm256_castsi256_ps(m), a); }
     static inline unsigned bits(Mask m) { return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(m))); }
     static inline bool any(Mask m) { return bits(m) != 0; }
+    static inline Mask without(Mask a, Mask b) { return _mm256_andnot_si256(b, a); }
+    static inline int count(Mask m) { return __builtin_popcount(bits(m)); }
+    static inline __m256i to_front(unsigned mask) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kCompress.lanes[mask])));
+    }
     static inline void append(float* out, F a, Mask m) {
-        alignas(32) float lanes[kWidth];
-        _mm256_store_ps(lanes, a);
-        append_bits(out, lanes, bits(m));
+        _mm256_storeu_ps(out, _mm256_permutevar8x32_ps(a, to_front(bits(m))));
     }
     static inline int append(float* values, int32_t* indices, F a, Mask m, int32_t first) {
-        alignas(32) float lanes[kWidth];
-        _mm256_store_ps(lanes, a);
-        return append_bits(values, indices, lanes, bits(m), first);
+        const unsigned passed = bits(m);
+        const __m256i lanes = to_front(passed);
+        _mm256_storeu_ps(values, _mm256_permutevar8x32_ps(a, lanes));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices), _mm256_add_epi32(_mm256_set1_epi32(first), lanes));
+        return __builtin_popcount(passed);
     }
 };

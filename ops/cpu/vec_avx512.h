@@ -2,6 +2,7 @@
 // some processors.
 struct Vec {
     static constexpr int kWidth = 16;
+    static constexpr double kDenseFrom = 0.002;
     using F = __m512;
     using Mask = __mmask16;
 
@@ -23,6 +24,8 @@ struct Vec {
     }
     static inline F cleared(F a, Mask m) { return _mm512_maskz_mov_ps(static_cast<Mask>(~m), a); }
     static inline bool any(Mask m) { return m != 0; }
+    static inline Mask without(Mask a, Mask b) { return static_cast<Mask>(a & ~b); }
+    static inline int count(Mask m) { return __builtin_popcount(m); }
     static inline void append(float* out, F a, Mask m) { _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, a)); }
     static inline int append(float* values, int32_t* indices, F a, Mask m, int32_t first) {
         const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

@@ -1,6 +1,7 @@
 // Four lanes by the compilers' vector extensions: ARM and every other processor. No intrinsics.
 struct Vec {
     static constexpr int kWidth = 4;
+    static constexpr double kDenseFrom = 0.03;
     typedef float F __attribute__((vector_size(16)));
     typedef int32_t I __attribute__((vector_size(16)));
     typedef int64_t L __attribute__((vector_size(16)));
@@ -28,6 +29,8 @@ struct Vec {
     static inline Mask greater(F a, I below) { return ((I)a & 0x7fffffff) > below; }
     static inline F cleared(F a, Mask m) { return (F)((I)a & ~m); }
     static inline bool any(Mask m) { return (((L)m)[0] | ((L)m)[1]) != 0; }
+    static inline Mask without(Mask a, Mask b) { return a & ~b; }
+    static inline int count(Mask m) { return -(m[0] + m[1] + m[2] + m[3]); }
     static inline void append(float* out, F a, Mask m) {
         for (int lane = 0; lane < kWidth; ++lane) {
             *out = a[lane];

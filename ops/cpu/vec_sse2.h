@@ -1,8 +1,7 @@
 // Plain x86-64: four lanes.
-#include "vec_x86.h"
-
 struct Vec {
     static constexpr int kWidth = 4;
+    static constexpr double kDenseFrom = 0.03;
     using F = __m128;
     using Mask = __m128i;
 
@@ -31,14 +30,30 @@ struct Vec {
     static inline F cleared(F a, Mask m) { return _mm_andnot_ps(_mm_castsi128_ps(m), a); }
     static inline unsigned bits(Mask m) { return static_cast<unsigned>(_mm_movemask_ps(_mm_castsi128_ps(m))); }
     static inline bool any(Mask m) { return bits(m) != 0; }
+    static inline Mask without(Mask a, Mask b) { return _mm_andnot_si128(b, a); }
+    static inline int count(Mask m) { return __builtin_popcount(bits(m)); }
+    // Lane by lane and free of branches: which of four lanes pass is not predictable.
     static inline void append(float* out, F a, Mask m) {
         alignas(16) float lanes[kWidth];
+        alignas(16) int32_t passed[kWidth];  // -1 where passed
         _mm_store_ps(lanes, a);
-        append_bits(out, lanes, bits(m));
+        _mm_store_si128(reinterpret_cast<__m128i*>(passed), m);
+        for (int lane = 0; lane < kWidth; ++lane) {
+            *out = lanes[lane];
+            out -= passed[lane];
+        }
     }
     static inline int append(float* values, int32_t* indices, F a, Mask m, int32_t first) {
         alignas(16) float lanes[kWidth];
+        alignas(16) int32_t passed[kWidth];
         _mm_store_ps(lanes, a);
-        return append_bits(values, indices, lanes, bits(m), first);
+        _mm_store_si128(reinterpret_cast<__m128i*>(passed), m);
+        int n = 0;
+        for (int lane = 0; lane < kWidth; ++lane) {
+            values[n] = lanes[lane];
+            indices[n] = first + lane;
+            n -= passed[lane];
+        }
+        return n;
     }
 };
