@@ -9,12 +9,12 @@ depends on the engine (ZeRO stage, optimizer, number of nodes) is decided in `ds
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError
-from pydantic_core import ErrorDetails
 
-from .errors import ConfigError, did_you_mean
+from .config_text import as_markdown, explain
+from .errors import ConfigError
 
 SECTION = "compressed_communication"
 DOCS = "docs/configuration.md"
@@ -174,7 +174,7 @@ def parse(section: Any) -> CommunicationConfig:
     try:
         config = CommunicationConfig.model_validate(section)
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], section)) from None
+        raise ConfigError(explain(error.errors()[0], section, CommunicationConfig, SECTION, DOCS)) from None
     _check_combinations(config)
     return config
 
@@ -188,63 +188,6 @@ def _refuse_auto(value: Any, path: str) -> None:
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         _refuse_auto(child, f"{path}.{key}")
-
-
-def _explain(error: ErrorDetails, section: dict[str, Any]) -> str:
-    location = [part for part in error["loc"] if not _is_union_branch(part)]
-    path = ".".join([SECTION, *map(str, location)])
-    if error["type"] == "extra_forbidden":
-        known = _fields_at(location[:-1])
-        suggestion = did_you_mean(str(location[-1]), known)
-        return f"'{path}' is not a known key.{suggestion} Known keys here: {', '.join(sorted(known))}. See {DOCS}."
-    value = _value_at(section, location)
-    return f"'{path}' is {value!r}; allowed is {_allowed(error)}.{_nearest(error, value)} See {DOCS}."
-
-
-def _is_union_branch(part: int | str) -> bool:
-    # pydantic adds the branch of a union that failed, such as "int" or "constrained-int", to the location.
-    return isinstance(part, str) and (part in ("int", "float", "bool", "str") or "-" in part or "[" in part)
-
-
-def _fields_at(location: list[int | str]) -> set[str]:
-    model: Any = CommunicationConfig
-    for part in location:
-        model = model.model_fields[str(part)].annotation
-    return set(model.model_fields)
-
-
-def _value_at(section: Any, location: list[int | str]) -> Any:
-    for part in location:
-        section = section[part]
-    return section
-
-
-def _allowed(error: ErrorDetails) -> str:
-    context = error.get("ctx", {})
-    field = _field_at(error["loc"])
-    if error["type"] == "value_error":
-        return str(context["error"])
-    if field is not None:
-        return describe_type(field.annotation, field.metadata)
-    return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-
-
-def _field_at(location: tuple[int | str, ...]) -> Any:
-    model: Any = CommunicationConfig
-    field = None
-    for part in location:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
-            break
-        field = model.model_fields[str(part)]
-        model = field.annotation
-    return field
-
-
-def _nearest(error: ErrorDetails, value: Any) -> str:
-    field = _field_at(error["loc"])
-    if error["type"] != "literal_error" or not isinstance(value, str) or field is None:
-        return ""
-    return did_you_mean(value, map(str, get_args(field.annotation)))
 
 
 def _check_combinations(config: CommunicationConfig) -> None:
@@ -298,63 +241,9 @@ def _refuse(condition: bool, key: str, value: Any, allowed: str, remedy: str) ->
         raise ConfigError(f"'{SECTION}.{key}' is {value!r}; allowed is {allowed}. What to do: {remedy}. See {DOCS}.")
 
 
-def describe_type(annotation: Any, metadata: Any = ()) -> str:
-    """One phrase for what a field takes, such as `a number in (0, 1]` or `one of 'dense', 'off'`."""
-    if get_origin(annotation) is Annotated:
-        inner, *extra = get_args(annotation)
-        return describe_type(inner, [*extra, *metadata])
-    if get_origin(annotation) is Literal:
-        return "one of " + ", ".join(f"'{value}'" for value in get_args(annotation))
-    if get_origin(annotation) is tuple:
-        return "a list, each " + describe_type(get_args(annotation)[0])
-    arms = [arm for arm in get_args(annotation) if arm is not type(None)]
-    if len(arms) == 1:
-        return describe_type(arms[0], metadata) + ", or leave it out"
-    name = {bool: "true or false", int: "a whole number", str: "a regular expression"}.get(annotation)
-    if name is None:
-        name = "an object" if isinstance(annotation, type) and issubclass(annotation, BaseModel) else "a number"
-    return name + _bounds(metadata)
-
-
-def _bounds(metadata: Any) -> str:
-    found: dict[str, float] = {}
-    for item in metadata:
-        for source in (item, *getattr(item, "metadata", ())):
-            for key in ("gt", "ge", "lt", "le"):
-                if getattr(source, key, None) is not None:
-                    found[key] = getattr(source, key)
-    if not found:
-        return ""
-    low = f"({found['gt']:g}" if "gt" in found else f"[{found['ge']:g}" if "ge" in found else "(-inf"
-    high = f"{found['lt']:g})" if "lt" in found else f"{found['le']:g}]" if "le" in found else "inf)"
-    return f" in {low}, {high}"
-
-
 def reference_table() -> str:
-    """The configuration reference in Markdown, generated from the models."""
-    lines = [
-        "# Configuration reference", "",
-        "<!-- generated by `make docs`; do not edit -->", "",
-        f"All keys stand in the section `{SECTION}` of `ds_config.json`. Every key may be left out.", "",
-        "| key | allowed | default | meaning |", "|---|---|---|---|",
-    ]
-    lines += _rows(CommunicationConfig, "")
-    return "\n".join(lines) + "\n"
-
-
-def _rows(model: type[BaseModel], prefix: str) -> list[str]:
-    rows = []
-    for name, field in model.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            rows += _rows(annotation, f"{prefix}{name}.")
-            continue
-        allowed = describe_type(annotation, field.metadata).replace("|", "\\|").replace("'", "`")
-        default = {None: "left out", True: "`true`", False: "`false`", (): "`[]`"}.get(field.default)
-        default = default if default and not isinstance(field.default, (int, float)) or isinstance(
-            field.default, bool) else f"`{field.default}`"
-        rows.append(f"| `{prefix}{name}` | {allowed} | {default} | {field.description} |")
-    return rows
+    """The configuration reference in Markdown."""
+    return as_markdown(CommunicationConfig, SECTION)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Level2:
         self._links = (context.node, context.peers, *others)
         self.dense_bytes = dense_bytes(context.layout.numel, context.peers.size)
         self.method = METHODS[context.config.method](context)
+        self.planned_bytes = self.method.planned_bytes()  # also finds settings that no exchange can serve
 
     def exchange_(self, shard: torch.Tensor) -> Outcome:
         """Replaces the node's mean gradient by what the optimizer shall see.

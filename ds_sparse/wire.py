@@ -7,8 +7,9 @@ A message holds, in this order,
     indices of the payload      encoded; absent when the payload is shared
     zeros                       up to a multiple of 4 bytes
 
-so that values are aligned, also where many messages stand behind each other. The length follows from k, n and dense_numel alone, which all peers
-know: no lengths are exchanged, and messages of one step are equally long on all peers.
+so that values are aligned, also where many messages stand behind each other. The length follows from k, n and
+dense_numel alone, which all peers know: no lengths are exchanged, and messages of one step are equally long on all
+peers.
 
 Index encodings, in bytes for k ascending indices below n:
 

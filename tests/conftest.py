@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -19,6 +19,14 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 SIZES = (17, 33, 29, 5)  # odd, so that ZeRO's partitions cut parameters
 
 
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True, "betas": [0.9, 0.95]}},
+    "AdamL2": {"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False, "weight_decay": 0.1}},
+    "SGD": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+    "SGD0": {"type": "SGD", "params": {"lr": 0.1}},
+}
+
+
 def build_model(seed: int = 0) -> torch.nn.Module:
     """A small network with odd sizes; the same on every rank."""
     torch.manual_seed(seed)
@@ -39,13 +47,11 @@ def build_config(
     **more: Any,
 ) -> dict[str, Any]:
     """A DeepSpeed configuration; `section` is the `compressed_communication` section, absent when None."""
-    adam = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True, "betas": [0.9, 0.95]}}
-    sgd = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": clipping,
-        "optimizer": {"AdamW": adam, "SGD": sgd, "SGD0": {"type": "SGD", "params": {"lr": 0.1}}}[optimizer],
+        "optimizer": OPTIMIZERS[optimizer],
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 500},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
@@ -59,7 +65,9 @@ def build_config(
     return config
 
 
-def build_engine(config: dict[str, Any], *, ours: bool = True, model: torch.nn.Module | None = None, **kwargs: Any) -> Any:
+def build_engine(
+    config: dict[str, Any], *, ours: bool = True, model: torch.nn.Module | None = None, **kwargs: Any
+) -> Any:
     """An engine by `ds_sparse.initialize`, or by DeepSpeed's own when not `ours`."""
     initialize = ds_sparse.initialize if ours else deepspeed.initialize
     return initialize(model=model or build_model(), config=config, **kwargs)[0]
@@ -92,6 +100,16 @@ def train(engine: Any, steps: int, start: int = 0) -> list[torch.Tensor]:
             engine.step()
         history.append(flat_params(engine))
     return history
+
+
+def replicas_equal(histories: list[list[torch.Tensor]]) -> bool:
+    """Whether all ranks (one history each) had bitwise the same parameters after every step."""
+    return all(torch.equal(a, b) for other in histories[1:] for a, b in zip(histories[0], other, strict=True))
+
+
+def furthest(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """Largest difference of any parameter after any step."""
+    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
 
 
 def flat_params(engine: Any) -> torch.Tensor:

@@ -37,7 +37,7 @@ LAYERS = (
     {"exchange", "feedback"},
     {"compressors"},
     {"accounting", "data", "links", "ops", "payload", "shard", "topology", "wire"},
-    {"config", "errors", "_version"},
+    {"config", "config_text", "errors", "_version"},
 )
 ENTRY_POINTS = {"", "__main__", "cli", "run"}  # "" is ds_sparse/__init__.py; these may reach any room
 

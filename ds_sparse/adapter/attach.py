@@ -20,7 +20,7 @@ from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
 from .adam import ShardAdam
-from .checks import check_engine, check_optimizer
+from .checks import check_engine, check_exclusion, check_optimizer
 from .handle import CompressedCommunication
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
@@ -67,11 +67,7 @@ def attach(engine: Any, prepared: Preparation) -> None:
     adam = None
     if config.method == "sparse_momentum":
         adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), route.layout, route.places)
-    notes = [advice] if advice else []
-    notes += [
-        f"'{SECTION}.exclude.patterns' has {pattern!r}, which finds no parameter"
-        for pattern in exclusion.unused(name for name, _ in engine.module.named_parameters())
-    ]
+    notes = [*([advice] if advice else []), *check_exclusion(engine, exclusion, config)]
     context = Context(config, route.layout, route.device, peers, node, adam, notes)
     level2 = Level2(context, others, float(engine.gradient_clipping()), stats)
     # 3. They are joined, watched, and shown.
@@ -94,7 +90,7 @@ def banner(config: CommunicationConfig, topology: NodeTopology, level2: Level2) 
     shape = f"{topology.num_nodes} nodes x {topology.ranks_per_node} ranks"
     if topology.num_nodes == 1:
         return f"compressed communication: {shape}: one node, nothing to compress"
-    sent, dense = level2.method.planned_bytes(), level2.dense_bytes
+    sent, dense = level2.planned_bytes, level2.dense_bytes
     what = config.method
     if config.method != "dense":
         what += f", {config.compressor.type} at density {config.compressor.density:g}"

@@ -8,6 +8,7 @@ import torch
 
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
+from ..shard import Exclusion
 
 
 def check_engine(engine: Any, config: CommunicationConfig) -> None:
@@ -124,6 +125,19 @@ def _check_embeddings(module: torch.nn.Module) -> None:
             )
 
 
+def check_exclusion(engine: Any, exclusion: Exclusion, config: CommunicationConfig) -> list[str]:
+    """Refuses an exclusion that leaves nothing to compress; returns a warning for each pattern that finds nothing."""
+    trained = {name: param.numel() for name, param in engine.module.named_parameters() if param.requires_grad}
+    if config.method != "dense" and all(exclusion.covers(name, numel) for name, numel in trained.items()):
+        raise ConfigError(
+            f"'{SECTION}.exclude' is {config.exclude.model_dump()} and covers all {len(trained)} trained parameters; "
+            f"allowed is an exclusion that leaves something to compress. What to do: lower exclude.min_numel (the "
+            f"largest parameter has {max(trained.values(), default=0)} elements), or remove patterns."
+        )
+    unused = exclusion.unused(trained)
+    return [f"'{SECTION}.exclude.patterns' has {pattern!r}, which finds no parameter" for pattern in unused]
+
+
 def check_optimizer(optimizer: Any, config: CommunicationConfig) -> str:
     """Refuses optimizers that do not go with the method; returns advice for the user, or an empty string.
 
@@ -161,7 +175,8 @@ def is_adam(optimizer: Any) -> bool:
 
 def _check_adam(optimizer: Any, kind: str, groups: list[dict[str, Any]]) -> None:
     def refuse(what: str, allowed: str, remedy: str) -> None:
-        raise ConfigError(f"'{SECTION}.method' is 'sparse_momentum' and {what}; allowed is {allowed}. What to do: {remedy}.")
+        setting = f"'{SECTION}.method' is 'sparse_momentum' and {what}"
+        raise ConfigError(f"{setting}; allowed is {allowed}. What to do: {remedy}.")
 
     if kind not in ("Adam", "AdamW", "FusedAdam"):
         refuse(f"the optimizer is {kind}", "Adam or AdamW", "use method 'sparse_gradient' for SGD, 'dense' for others")
