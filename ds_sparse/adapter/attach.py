@@ -21,6 +21,7 @@ from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
 from .adam import ShardAdam
 from .checks import check_engine, check_exclusion, check_optimizer
+from .checkpoint import Checkpoints
 from .handle import CompressedCommunication
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
@@ -70,8 +71,9 @@ def attach(engine: Any, prepared: Preparation) -> None:
     notes = [*([advice] if advice else []), *check_exclusion(engine, exclusion, config)]
     context = Context(config, route.layout, route.device, peers, node, adam, notes)
     level2 = Level2(context, others, float(engine.gradient_clipping()), stats)
-    # 3. They are joined, watched, and shown.
+    # 3. They are joined, watched, saved, and shown.
     route.install(level2)
+    Checkpoints(engine, topology, level2)
     engine.compressed_communication = CompressedCommunication(config, topology, level2)
     engine.step = _Watch(engine, notes).step
     if dist.get_rank() == 0:

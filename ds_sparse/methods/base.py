@@ -106,3 +106,13 @@ class Method(ABC):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The live tensors that a resumed run needs, by name."""
         return {} if self.feedback is None else self.feedback.state_dict()
+
+    def counters(self) -> dict[str, float]:
+        """The numbers that a resumed run needs, by name."""
+        return {"exchanged": self.exchanged}
+
+    def load_state(self, tensors: dict[str, torch.Tensor], counters: dict[str, float]) -> None:
+        """Takes up where `state_dict` and `counters` were read, at the same layout; without tensors, anew."""
+        self.exchanged = int(counters.get("exchanged", 0))
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(tensors[name]) if name in tensors else tensor.zero_()

@@ -68,6 +68,17 @@ class SparseMomentum(Method):
         momentum = {} if self.momentum is None else {"momentum": self.momentum}
         return super().state_dict() | momentum
 
+    def counters(self) -> dict[str, float]:
+        return super().counters() | {"frozen_at": self._frozen_at} | self._freeze.counters()
+
+    def load_state(self, tensors: dict[str, torch.Tensor], counters: dict[str, float]) -> None:
+        # The optimizer has been loaded before, and knows its phase. Without a momentum of this node's own, the last
+        # one that was applied on all nodes takes its place.
+        self.momentum = self._adam.first_moment() if self._adam.frozen else None
+        self._frozen_at = int(counters.get("frozen_at", 0))
+        self._freeze.load_counters(counters)
+        super().load_state(tensors, counters)
+
 
 class FreezeRule:
     """When the variance may be frozen: after a given step, or when it has become stable.
@@ -82,6 +93,13 @@ class FreezeRule:
         self._settings, self._adam, self._node = settings, context.adam, context.node
         self._every = max(1, math.ceil(1.0 / (1.0 - context.adam.betas[1]) - 1e-6))
         self._last_norm, self._last_lr = math.nan, math.inf
+
+    def counters(self) -> dict[str, float]:
+        return {"last_norm": self._last_norm, "last_lr": self._last_lr}
+
+    def load_counters(self, counters: dict[str, float]) -> None:
+        self._last_norm = counters.get("last_norm", math.nan)
+        self._last_lr = counters.get("last_lr", math.inf)
 
     def due(self, step: int) -> bool:
         """Whether compression starts at step `step` (from 0). Same answer on all ranks; asked once a step."""
