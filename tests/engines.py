@@ -7,10 +7,16 @@ import logging
 from typing import Any
 
 import deepspeed
+import deepspeed.runtime.zero.muon.original_muon  # noqa: F401  (compiles at import, see below)
 import torch
+import torch._dynamo  # noqa: F401
 import torch.distributed as dist
 
 import ds_sparse
+import ds_sparse.adapter  # noqa: F401
+
+# What an engine imports only when it is built is imported above, once, before ranks are forked: in every rank of every
+# test it would cost seconds.
 
 # Without it every first engine compiles, for a minute, an op that only inference uses.
 deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
