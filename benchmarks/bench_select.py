@@ -168,7 +168,7 @@ def measure(n: int, density: float, dtype: torch.dtype, rows: dict[str, Step], r
 
 def table(n: int, density: float, dtype_name: str, medians: dict[str, float], floor_ms: float) -> str:
     width = 8 + torch.empty(0, dtype=DTYPES[dtype_name]).element_size()
-    lines = [f"\n{n / 1e6:g}M elements, {dtype_name} gradient, density {100 * density:g} %  (floor {floor_ms:.2f} ms, fp32)"]
+    lines = [f"\n{n / 1e6:g}M elements, {dtype_name} gradient, density {100 * density:g} %  (floor {floor_ms:.2f} ms)"]
     lines.append(f"{'':28}{'ms':>10}{'x floor':>10}{'B/element *':>12}")
     for name, ms in medians.items():
         lines.append(f"{name:28}{ms:10.2f}{ms / floor_ms:10.2f}{12 * ms / floor_ms:12.1f}")

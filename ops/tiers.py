@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from . import reference
@@ -79,7 +80,16 @@ def cpu_choice() -> Choice:
 @cache
 def cuda_choice() -> Choice:
     """The CuPy kernels, or the reason why there are none."""
-    return Choice(_as_tier(reference), "reference", "no faster tier in this version")
+    if _forced("DS_SPARSE_CUDA_TIER", CUDA_TIERS) == "reference":
+        return Choice(_as_tier(reference), "reference", "asked for by DS_SPARSE_CUDA_TIER")
+    from .cuda.cupy_launcher import CudaUnavailableError, CupyLauncher
+    from .cuda.pipeline import CudaTier
+
+    try:
+        launcher = CupyLauncher()
+    except CudaUnavailableError as error:
+        return Choice(None, "none", str(error))
+    return Choice(CudaTier(launcher), "cupy", f"CuPy {launcher.cupy.__version__} on {torch.cuda.get_device_name()}")
 
 
 def _forced(variable: str, names: tuple[str, ...]) -> str | None:

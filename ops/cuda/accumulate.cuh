@@ -1,5 +1,6 @@
 // residual = decay * residual + u, where u = grad, or velocity = momentum * velocity + grad. GRAD chooses what the
-// gradient is (0 none, 1 fp32, 2 bf16, 3 fp16), VELOCITY whether there is one. Rounded after every operation, never fused.
+// gradient is (0 none, 1 fp32, 2 bf16, 3 fp16), VELOCITY whether there is one.
+// Rounded after every operation, never fused.
 #ifndef GRAD
 #define GRAD 1
 #endif
@@ -66,6 +67,7 @@ __device__ __forceinline__ void load_four(const Accumulate& s, u32 first, float*
 #endif
         return;
     }
+#pragma unroll
     for (u32 c = 0; c < 4; ++c) {
         a[c] = 0.0f;
         u[c] = 0.0f;
@@ -88,6 +90,7 @@ __device__ __forceinline__ void store_four(const Accumulate& s, u32 first, const
 #endif
         return;
     }
+#pragma unroll
     for (u32 c = 0; c < 4 && first + c < s.n; ++c) {
         s.residual[first + c] = a[c];
 #if VELOCITY

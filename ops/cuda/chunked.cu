@@ -17,6 +17,7 @@ chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_i
     part.n = begin + length;
     part.aligned = s.aligned && begin % 4 == 0;
     float a[PER_THREAD], u[PER_THREAD];
+#pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) load_four(part, begin + g * THREADS * 4 + t * 4, a + 4 * g, u + 4 * g);
 
     u32 rank = k;
@@ -25,6 +26,7 @@ chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_i
         u32 shift = level == 0 ? 20 : level == 1 ? 10 : 0, width = level == 0 ? 11 : 10;
         for (u32 b = t; b < BINS; b += THREADS) counts[b] = 0;
         __syncthreads();
+#pragma unroll
         for (u32 i = 0; i < PER_THREAD; ++i) {
             Key key = key_of(a[i]);
             bool inside = i / 4 * THREADS * 4 + t * 4 + i % 4 < length;
@@ -38,8 +40,10 @@ chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_i
         __syncthreads();
     }
     u32 above = 0, equal = 0, above_rank[GROUPS], equal_rank[GROUPS];
+#pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) {
         u32 above_before = 0, above_all = 0, equal_before = 0, equal_all = 0;
+#pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             bool inside = g * THREADS * 4 + t * 4 + c < length;
             Key key = key_of(a[4 * g + c]);
@@ -67,10 +71,12 @@ chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_i
         row_equal[lane] = warp_sum_up_to(my_equal, lane) - my_equal;
     }
     __syncthreads();
+#pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) {
         u32 first = begin + g * THREADS * 4 + t * 4;
         u32 above_at = row_above[g * WARPS + warp] + above_rank[g];
         u32 equal_at = row_equal[g * WARPS + warp] + equal_rank[g];
+#pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             bool is_above = above >> (4 * g + c) & 1u, is_equal = equal >> (4 * g + c) & 1u;
             if (is_above || (is_equal && equal_at < rank)) {

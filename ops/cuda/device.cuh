@@ -55,8 +55,8 @@ __device__ __forceinline__ u32 warp_sum_up_to(u32 x, u32 lane) {
     return x;
 }
 
-// From counts of keys by digit: the digit that holds the rank-th largest key, and its rank among the keys of that digit.
-// Every thread of the block calls it. `sums` is shared, one word per warp; results in result[0..2]: digit, rank, count.
+// From counts of keys by digit: the digit that holds the rank-th largest key, and its rank among the keys of that
+// digit. Every thread of the block calls it. `sums` is shared, one word per warp; so is result: digit, rank, count.
 __device__ __forceinline__ void find_digit(const u32* counts, u32 rank, u32* sums, u32* result) {
     u32 t = threadIdx.x, lane = t % WARP, each = BINS / blockDim.x;
     u32 top = BINS - 1 - t * each;  // thread 0 holds the largest digits
@@ -85,7 +85,8 @@ __device__ __forceinline__ void find_digit(const u32* counts, u32 rank, u32* sum
 #define TILE_UP_TO (2ull << 62)   // the sum of all tiles up to and with this one
 #define TILE_SUM ((1ull << 62) - 1)
 
-// All lanes of one warp call it; `own` is the same in each. Returns the sum before this tile and publishes the one up to it.
+// All lanes of one warp call it; `own` is the same in each. Returns the sum before this tile and publishes the one up
+// to it.
 __device__ __forceinline__ u64 sum_before(volatile u64* tiles, u32 tile, u64 own, u32 lane) {
     if (tile == 0) {
         if (lane == 0) tiles[0] = TILE_UP_TO | own;

@@ -98,7 +98,8 @@ class CudaTier:
             return call.selection
         values, indices, threshold, looked_at = call.selection
         smallest = threshold.view(torch.int32).fill_(ABOVE_ALL - 1)
-        arguments = [*call.accumulate, _u32(k_c), _u32(chunk), _pointer(values), _pointer(indices), _pointer(smallest)]
+        arguments = [*call.accumulate, _u32(k_c), _u32(chunk)]
+        arguments += [_pointer(values), _pointer(indices), _pointer(smallest)]
         call.launch(call.module, "chunked", -(-n // chunk), THREADS, arguments)
         looked_at.fill_(n)
         return call.selection
@@ -107,7 +108,8 @@ class CudaTier:
         k = indices.numel()
         if k:
             grid = min(-(-k // THREADS), BLOCKS_PER_PROCESSOR * 8 * self.launcher.processors(out.device))
-            arguments = [_pointer(out), _u32(out.numel()), _pointer(indices), _pointer(values), _u32(k)]
+            arguments: list[Argument] = [_pointer(out), _u32(out.numel())]
+            arguments += [_pointer(indices), _pointer(values), _u32(k)]
             self.launcher.launch(SELECT, "scatter_add", grid, THREADS, arguments, out.device)
 
 
@@ -146,7 +148,8 @@ class _Call:
         aligned = all(int(p) % 16 == 0 for p in pointers)
         decay = accumulation.decay if accumulation else 1.0
         momentum = (accumulation.momentum or 0.0) if accumulation else 0.0
-        self.accumulate = [*pointers, np.float32(decay), np.float32(momentum), _u32(self.n), _u32(aligned)]
+        self.accumulate: list[Argument] = [*pointers, np.float32(decay), np.float32(momentum)]
+        self.accumulate += [_u32(self.n), _u32(aligned)]
         self.residual, self.velocity = pointers[0], pointers[2]
 
     def launch(self, module: Module, kernel: str, grid: int, block: int, arguments: Sequence[Argument]) -> None:
@@ -154,33 +157,32 @@ class _Call:
             self.launcher.launch(module, kernel, grid, block, arguments, self.device)
 
     def stream(self, guess: int | None) -> None:
-        """Accumulate and collect candidates; ``guess`` None samples it on the device. Nothing to add: nothing to do."""
+        """Accumulate and collect candidates; None samples the guess. Does nothing without a gradient."""
         if not self.has_grad or self.n == 0:
             return
         if guess is None and self.n > 2 * SAMPLES:
             share = SAMPLES * self.k / self.n
             rank = min(SAMPLES, int(share + 3 * share**0.5 + 1))
-            arguments = [*self.accumulate, self.state, _u32(rank)]
-            self.launch(self.module, "sample", 1, SAMPLE_THREADS, arguments)
+            self.launch(self.module, "sample", 1, SAMPLE_THREADS, [*self.accumulate, self.state, _u32(rank)])
         elif guess:
             self.workspace[:1].fill_(guess)  # the state's first word; a short vector's guess is 0: all are candidates
         arguments = [*self.accumulate, self.state, self.stream_tiles, *self.buffers, _u32(self.capacity)]
         self.launch(self.module, "stream", -(-self.n // TILE), THREADS, arguments)
 
     def select(self, bits: int, seed: int | None) -> Selection:
-        """Settle ``bits`` leading bits of the k-th key, LEVEL_BITS a pass, and emit; ``seed`` None takes ties in order."""
-        common = [self.residual, self.velocity, *self.buffers, _u32(self.n), _u32(self.k), _u32(self.capacity)]
-        common.append(_u32(bits))
+        """Settle the leading bits of the k-th key, LEVEL_BITS a pass, and emit; ``seed`` None takes ties in order."""
+        common: list[Argument] = [self.residual, self.velocity, *self.buffers]
+        common += [_u32(self.n), _u32(self.k), _u32(self.capacity), _u32(bits)]
         if self.has_grad:
             self.launch(SELECT, "put_back", self.grid, THREADS, [*common, self.state])
         settled = 0
         while settled < bits:
             width = min(LEVEL_BITS if settled == 0 else LEVEL_BITS - 1, bits - settled)
             settled += width
-            level = [*common, self.state, _u32(EXACT_BITS - settled), _u32(width)]
+            level: list[Argument] = [*common, self.state, _u32(EXACT_BITS - settled), _u32(width)]
             self.launch(SELECT, "count_level", self.grid, THREADS, level)
         values, indices, threshold, looked_at = (_pointer(t) for t in self.selection)
-        how = [self.state, self.emit_tiles, np.uint64(seed or 0), _u32(seed is None)]
+        how: list[Argument] = [self.state, self.emit_tiles, np.uint64(seed or 0), _u32(seed is None)]
         self.launch(SELECT, "emit", self.grid, THREADS, [*common, *how, values, indices, threshold, looked_at])
         return self.selection
 

@@ -55,7 +55,8 @@ count_level(SELECT_PARAMETERS, State* state, u32 shift, u32 width) {
     __syncthreads();
     for (u64 i = (u64)blockIdx.x * THREADS + t; i < length; i += (u64)gridDim.x * THREADS) {
         Key key = key_of(source[i]);
-        if (first_level || key >> (shift + width) == prefix) atomicAdd(&counts[key >> shift & ((1u << width) - 1u)], 1u);
+        if (first_level || key >> (shift + width) == prefix)
+            atomicAdd(&counts[key >> shift & ((1u << width) - 1u)], 1u);
     }
     __syncthreads();
     for (u32 b = t; b < BINS; b += THREADS)
@@ -87,10 +88,11 @@ __device__ __forceinline__ u32 band_start(u64 seed, u32 starts) {  // splitmix64
     return (u32)(((z >> 32) * starts) >> 32);
 }
 
-// Ordered emission. Of the band (keys that share the settled bits) a run of `wanted` entries is taken, from its start or
-// from a random one. 1. next tile  2. count, by row, what lies above the band and in it  3. look back for both counts,
-// packed in one word  4. write what is taken, in index order; zero it in the whole vector, put rejects back otherwise.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Ordered emission. Of the band (keys that share the settled bits) a run of `wanted` entries is taken, from its start
+// or from a random one. 1. next tile  2. count, by row, what lies above the band and in it  3. look back for both
+// counts, packed in one word  4. write what is taken, in index order; what stands wrongly (taken from the vector, or a
+// candidate that is not taken) is zeroed or put back.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 emit(SELECT_PARAMETERS, State* state, u64* tiles, u64 seed, u32 take_first, float* out_values, int* out_indices,
      float* threshold, i64* looked_at) {
     Select s = SELECT_FROM_PARAMETERS;
@@ -118,9 +120,11 @@ emit(SELECT_PARAMETERS, State* state, u64* tiles, u64 seed, u32 take_first, floa
         if (tile >= tile_count) return;
         float a[PER_THREAD];
         u32 above = 0, band = 0, above_rank[GROUPS], band_rank[GROUPS];
+#pragma unroll
         for (u32 g = 0; g < GROUPS; ++g) {
             u64 first = (u64)tile * TILE + g * THREADS * 4 + t * 4;
             u32 above_before = 0, above_all = 0, band_before = 0, band_all = 0;
+#pragma unroll
             for (u32 c = 0; c < 4; ++c) {
                 a[4 * g + c] = first + c < length ? source[first + c] : 0.0f;
                 Key key = key_of(a[4 * g + c]);
@@ -153,9 +157,11 @@ emit(SELECT_PARAMETERS, State* state, u64* tiles, u64 seed, u32 take_first, floa
             row_band[lane] = (u32)(before & 0x7fffffffu) + band_up_to - my_band;
         }
         __syncthreads();
+#pragma unroll
         for (u32 g = 0; g < GROUPS; ++g) {
             u32 above_at = row_above[g * WARPS + warp] + above_rank[g];
             u32 band_at = row_band[g * WARPS + warp] + band_rank[g];
+#pragma unroll
             for (u32 c = 0; c < 4; ++c) {
                 u32 i = (u32)((u64)tile * TILE + g * THREADS * 4 + t * 4 + c);
                 if (i >= length) continue;

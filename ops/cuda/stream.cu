@@ -25,7 +25,7 @@ __device__ __forceinline__ u32 scatter_bits(u32 x) {  // a 32-bit integer hash (
 
 // 1. each thread reads 16 of the 16384 samples  2. count them by their leading 11 bits, then by the next 10
 // 3. state->guess = lower edge of what holds the sample of the given rank: at least `rank` samples are not below it.
-extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 1)
 sample(ACCUMULATE_PARAMETERS, State* state, u32 rank) {
     Accumulate s = ACCUMULATE_FROM_PARAMETERS;
     __shared__ u32 counts[BINS];
@@ -34,6 +34,7 @@ sample(ACCUMULATE_PARAMETERS, State* state, u32 rank) {
     u32 t = threadIdx.x;
     Key keys[SAMPLES / SAMPLE_THREADS];
     u32 lines = SAMPLES / SAMPLE_LINE, stratum = s.n / lines;  // n > SAMPLES, so a stratum holds a line
+#pragma unroll
     for (u32 i = 0; i < SAMPLES / SAMPLE_THREADS; ++i) {
         u32 line = (i * SAMPLE_THREADS + t) / SAMPLE_LINE;
         u32 jitter = scatter_bits(line) % (stratum / SAMPLE_LINE) * SAMPLE_LINE;
@@ -44,6 +45,7 @@ sample(ACCUMULATE_PARAMETERS, State* state, u32 rank) {
         u32 shift = level == 0 ? 20 : 10, mask = level == 0 ? 0x7ffu : 0x3ffu;
         for (u32 b = t; b < BINS; b += SAMPLE_THREADS) counts[b] = 0;
         __syncthreads();
+#pragma unroll
         for (u32 i = 0; i < SAMPLES / SAMPLE_THREADS; ++i)
             if (level == 0 || keys[i] >> 20 == prefix) atomicAdd(&counts[keys[i] >> shift & mask], 1u);
         __syncthreads();
@@ -58,7 +60,7 @@ sample(ACCUMULATE_PARAMETERS, State* state, u32 rank) {
 // Tiles of 4096 elements. 1. take the next tile  2. load and accumulate 16 elements a thread  3. rank the candidates
 // within the tile by ballots  4. look back for the number in all earlier tiles  5. append those that fit the buffer,
 // and store the rest of the tile with the appended ones zeroed: what does not fit is not lost.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, VELOCITY ? 2 : 3)
 stream(ACCUMULATE_PARAMETERS, State* state, u64* tiles, float* values, int* indices, float* velocities, u32 capacity) {
     Accumulate s = ACCUMULATE_FROM_PARAMETERS;
     __shared__ u32 shared_tile;
@@ -72,10 +74,12 @@ stream(ACCUMULATE_PARAMETERS, State* state, u64* tiles, float* values, int* indi
     float a[PER_THREAD], u[PER_THREAD];
     u32 passed = 0;       // bit 4 * group + c: my element c of the group is a candidate
     u32 rank[GROUPS];     // of my first element among the candidates of its row
+#pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) {
         u32 first = tile * TILE + g * THREADS * 4 + t * 4;
         load_four(s, first, a + 4 * g, u + 4 * g);
         u32 before = 0, all = 0;
+#pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             bool candidate = first + c < s.n && key_of(a[4 * g + c]) >= guess;
             u32 votes = __ballot_sync(FULL_WARP, candidate);
@@ -96,9 +100,11 @@ stream(ACCUMULATE_PARAMETERS, State* state, u64* tiles, float* values, int* indi
         if (lane == 0 && tile == gridDim.x - 1) state->total = before + own;
     }
     __syncthreads();
+#pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) {
         u32 first = tile * TILE + g * THREADS * 4 + t * 4;
         u32 at = row_starts[g * WARPS + warp] + rank[g];
+#pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             if (!(passed >> (4 * g + c) & 1u)) continue;
             if (at < capacity) {

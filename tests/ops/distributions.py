@@ -42,9 +42,8 @@ def non_finite(n: int, g: Generator) -> Tensor:
 
 
 def denormals(n: int, g: Generator) -> Tensor:
-    return torch.randint(-(1 << 22), 1 << 22, (n,), generator=g, dtype=torch.int32).abs().view(torch.float32) * torch.where(
-        torch.rand(n, generator=g) < 0.5, 1.0, -1.0
-    )
+    magnitudes = torch.randint(0, 1 << 22, (n,), generator=g, dtype=torch.int32).view(torch.float32)
+    return torch.where(torch.rand(n, generator=g) < 0.5, magnitudes, -magnitudes)
 
 
 def one_outlier(n: int, g: Generator) -> Tensor:

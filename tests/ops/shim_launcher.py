@@ -53,7 +53,8 @@ class ShimLauncher:
     @cached_property
     def folder(self) -> Path:
         """Built libraries stay in the test run's own cache: rebuilt only when a source changes."""
-        folder = Path(os.environ.get("DS_SPARSE_SHIM_CACHE") or Path(tempfile.gettempdir()) / f"ds_sparse_shim_{os.getuid()}")
+        default = Path(tempfile.gettempdir()) / f"ds_sparse_shim_{os.getuid()}"
+        folder = Path(os.environ.get("DS_SPARSE_SHIM_CACHE") or default)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
@@ -93,11 +94,12 @@ class ShimLauncher:
             with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
                 unit_file, partial = Path(scratch) / "unit.cpp", Path(scratch) / "unit.so"
                 unit_file.write_text(unit)
-                subprocess.run([*command, str(unit_file), "-o", str(partial)], check=True, capture_output=True, text=True)
+                done = subprocess.run([*command, str(unit_file), "-o", str(partial)], capture_output=True, text=True)
+                if done.returncode:
+                    raise RuntimeError(f"the shim does not compile:\n{done.stderr[:4000]}")
                 os.replace(partial, target)
         library = ctypes.CDLL(os.fspath(target))
         library.shim_launch.restype = ctypes.c_char_p
-        library.shim_launch.argtypes = [
-            ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64, ctypes.c_uint,
-        ]  # fmt: skip
+        pointers, unsigned = ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint
+        library.shim_launch.argtypes = [ctypes.c_char_p, unsigned, unsigned, pointers, ctypes.c_uint64, unsigned]
         return library

@@ -1,0 +1,1 @@
+"""Tests of the kernels: everything here imports the folder ``ops`` beside ``tests``, installed or not."""

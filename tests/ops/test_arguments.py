@@ -1,0 +1,65 @@
+"""Misuse is refused before anything changes, and the message says what was wrong with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import ops
+
+
+def vectors(n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(n), torch.ones(n)
+
+
+r, g = vectors()
+MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "k above n": (lambda: ops.ef_topk_(r, g, 9), ValueError, r"k must be in 0\.\.8 \(residual.numel\(\)\), got 9"),
+    "negative k": (lambda: ops.ef_topk_(r, g, -1), ValueError, "got -1"),
+    "k as float": (lambda: ops.ef_topk_(r, g, 2.0), TypeError, "k must be an int, got 2.0"),
+    "k as bool": (lambda: ops.ef_topk_(r, g, True), TypeError, "k must be an int, got True"),
+    "fp64 residual": (lambda: ops.ef_topk_(r.double(), g, 1), TypeError, "residual must have dtype torch.float32, got"),
+    "integer grad": (lambda: ops.ef_topk_(r, g.int(), 1), TypeError, "grad must have dtype .*bfloat16.*int32"),
+    "grad of None": (lambda: ops.ef_topk_(r, None, 1), TypeError, "grad must be a torch.Tensor, got NoneType"),
+    "matrix": (lambda: ops.ef_topk_(r.view(2, 4), g, 1), ValueError, r"flat .* got shape \(2, 4\)"),
+    "strided": (lambda: ops.ef_topk_(torch.ones(16)[::2], g, 1), ValueError, r"contiguous, got stride \(2,\)"),
+    "short grad": (lambda: ops.ef_topk_(r, g[:7], 1), ValueError, r"grad must have as many elements .* \(8\), got 7"),
+    "other device": (lambda: ops.ef_topk_(r, g.to("meta"), 1), ValueError, r"device of residual \(cpu\), got meta"),
+    "unknown device": (lambda: ops.ef_topk_(r.to("meta"), g.to("meta"), 1), ValueError, "cpu or cuda, got meta"),
+    "momentum alone": (lambda: ops.ef_topk_(r, g, 1, momentum=0.9), ValueError, "momentum and velocity go together"),
+    "velocity alone": (lambda: ops.ef_topk_(r, g, 1, velocity=g), ValueError, "momentum and velocity go together"),
+    "momentum of 2": (lambda: ops.ef_topk_(r, g, 1, momentum=2, velocity=g), ValueError, r"in \[0, 1\], got 2"),
+    "bf16 velocity": (lambda: ops.ef_topk_(r, g, 1, momentum=0.9, velocity=g.bfloat16()), TypeError, "velocity must"),
+    "decay as text": (lambda: ops.ef_topk_(r, g, 1, decay="1"), TypeError, "decay must be a number, got '1'"),
+    "no samplings": (lambda: ops.mstopk_(r, 1, samplings=0), ValueError, "samplings must be in 1.."),
+    "negative seed": (lambda: ops.mstopk_(r, 1, seed=-1), ValueError, "seed must be in 0.."),
+    "decay without grad": (lambda: ops.mstopk_(r, 1, decay=0.5), ValueError, "pass grad as well"),
+    "large chunk": (lambda: ops.chunked_topk_(r, g, 1, 5000), ValueError, r"chunk must be in 1\.\.4096, got 5000"),
+    "k_c above chunk": (lambda: ops.chunked_topk_(r, g, 5, 4), ValueError, r"k_c must be in 0\.\.4 \(chunk\), got 5"),
+    "int64 indices": (lambda: ops.scatter_add_(r, torch.zeros(1).long(), g[:1]), TypeError, "indices must have dtype"),
+    "more values": (lambda: ops.scatter_add_(r, torch.zeros(1).int(), g[:2]), ValueError, r"values .* \(1\), got 2"),
+    "a peer too few": (lambda: ops.sum_payloads_(r, [], [g]), ValueError, "one entry per peer"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse_is_refused_and_changes_nothing(name: str) -> None:
+    call, error, message = MISUSES[name]
+    with pytest.raises(error, match=message):
+        call()
+    assert bool((r == 1).all()) and bool((g == 1).all())
+
+
+@pytest.mark.parametrize("indices", [[-1], [8], [3, 3], [5, 2]], ids=str)
+def test_indices_outside_or_out_of_order_are_refused(indices: list[int]) -> None:
+    out = torch.zeros(8)
+    with pytest.raises(ValueError, match="ascend strictly within 0..7"):
+        ops.scatter_add_(out, torch.tensor(indices, dtype=torch.int32), torch.ones(len(indices)))
+    assert bool((out == 0).all())
+
+
+def test_inputs_that_require_grad_are_served() -> None:
+    residual, grad = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    assert ops.ef_topk_(residual, grad, 2).indices.tolist() == [0, 1]
