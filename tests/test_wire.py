@@ -131,11 +131,13 @@ def test_messages_of_one_step_are_equally_long(encoding: str) -> None:
         ("bitmap", 10, 1000, 125),
         ("elias_fano", 10, 1000, 12),  # 6 low bits each are 8 bytes; 10 + 999 // 64 = 25 high bits are 4
         ("elias_fano", 1000, 1000, 250),  # no low bits; 1000 + 999 high bits
+        ("elias_fano", 4, 40, 3),  # 3 low bits each are 2 bytes; 4 + 39 // 8 = 8 high bits just fit one
         ("elias_fano", 0, 1000, 0),
         ("elias_fano", 1, 1, 1),
     ],
 )
 def test_sizes_by_hand(encoding: str, k: int, n: int, index_bytes: int) -> None:
+    assert INDEX_ENCODINGS[encoding].size(k, n) == index_bytes
     padded = -(-index_bytes // 4) * 4
     assert Wire(encoding).message_bytes(k, n, 5, shared=False) == 4 * k + 4 * 5 + padded
 
