@@ -15,6 +15,7 @@ class SparseSGD:
 
     density: float = 1.0
     masking: bool = True
+    plain: bool = False  # no momentum in compressed steps, but its gain: gradients times 1 / (1 - momentum)
     correction: bool = True  # momentum before the residual (DGC); otherwise in the optimizer, after the exchange
     dense_steps: int = 0
     densities: tuple[float, ...] = ()
@@ -60,8 +61,11 @@ def train(data: Digits, run: SparseSGD, seed: int) -> float:
     after = torch.zeros(len(large))
     for step in range(run.steps):
         grads = gradients(model, data, run, seed, step)
-        residual += velocity.mul_(run.momentum).add_(grads) if run.correction else grads
         density = run.density_at(step)
+        if run.plain and density < 1:
+            residual += grads / (1 - run.momentum)
+        else:
+            residual += velocity.mul_(run.momentum).add_(grads) if run.correction else grads
         keys = residual.abs().masked_fill(~large, -1.0)
         chosen = keys.topk(max(1, round(density * int(large.sum()))), dim=1).indices
         taken = torch.zeros_like(residual, dtype=torch.bool).scatter_(1, chosen, True)

@@ -54,6 +54,7 @@ class Variant:
     momentum_after: bool = False  # compress gradients, and keep one common momentum of what arrives
     rescale: int = 0  # follow the variance by one number per so many elements; -1: one per tensor; 0: none
     nesterov: bool = False
+    beta1: float | None = None  # of the compressed phase; None: that of the dense phase
     lr_scale: float = 1.0
 
     def density_at(self, age: int) -> float:
@@ -197,6 +198,7 @@ class CompressedPhase:
         """One compressed step; returns the training loss."""
         task, variant, state = self.simulation.task, self.variant, self.state
         beta1, beta2 = task.betas
+        beta1 = beta1 if variant.beta1 is None else variant.beta1
         gradients, loss = self.simulation.gradients(state)
         gradients *= clip_factors(gradients, task.clip, variant.clip)
         scale, t = self.scale, state.step + 1
