@@ -8,6 +8,7 @@ depends on the engine (ZeRO stage, optimizer, number of nodes) is decided in `ds
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -48,7 +49,7 @@ class CompressorSettings(Settings):
     type: Literal["mstopk", "topk", "randomk", "identity"] = Field(
         "mstopk",
         description="Which entries of a shard are sent. `mstopk`: exact top-k from one streaming pass over a sampled "
-        "threshold, or the paper's threshold search when `samplings` is given; `topk`: exact top-k by sorting; "
+        "threshold, or the paper's threshold search when `samplings` is given; `topk`: exact top-k, by that same pass; "
         "`randomk`: the same random entries on every node, so that no indices are sent; `identity`: all of them.",
     )
     density: Density = Field(0.01, description="Share of the entries that is sent, k/n in (0, 1].")
@@ -238,7 +239,7 @@ def _check_combinations(config: CommunicationConfig) -> None:
 
 def _refuse(condition: bool, key: str, value: Any, allowed: str, remedy: str) -> None:
     if condition:
-        raise ConfigError(f"'{SECTION}.{key}' is {value!r}; allowed is {allowed}. What to do: {remedy}. See {DOCS}.")
+        raise ConfigError(f"'{SECTION}.{key}' is {json.dumps(value)}; allowed is {allowed}. What to do: {remedy}. See {DOCS}.")
 
 
 def reference_table() -> str:

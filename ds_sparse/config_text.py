@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -22,7 +23,7 @@ def explain(error: ErrorDetails, section: Any, model: Model, name: str, docs: st
         name: of the section.
         docs: where the reference stands.
     """
-    location = [part for part in error["loc"] if not _is_union_branch(part)]
+    location = _as_written(error, model)
     path = ".".join([name, *map(str, location)])
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
@@ -32,12 +33,33 @@ def explain(error: ErrorDetails, section: Any, model: Model, name: str, docs: st
     for part in location:
         value = value[part]
     field = _field_at(model, location)
-    return f"'{path}' is {value!r}; allowed is {_allowed(error, field)}.{_nearest(error, field, value)} See {docs}."
+    return (
+        f"'{path}' is {_as_json(value)}; allowed is {_allowed(error, field, location)}.{_nearest(error, field, value)} "
+        f"What to do: correct it, or leave the key out to have its default. See {docs}."
+    )
 
 
-def _is_union_branch(part: int | str) -> bool:
-    # pydantic adds the branch of a union that failed, such as "int" or "constrained-int", to the location.
-    return isinstance(part, str) and (part in ("int", "float", "bool", "str") or "-" in part or "[" in part)
+def _as_written(error: ErrorDetails, model: Any) -> list[int | str]:
+    """The location without what pydantic adds: the branch of a union that failed, such as "constrained-int"."""
+    *parents, last = error["loc"]
+    location: list[int | str] = []
+    for part in parents:
+        if isinstance(part, int):
+            location.append(part)
+        elif _is_model(model) and part in model.model_fields:
+            location.append(part)
+            model = model.model_fields[part].annotation
+    written = isinstance(last, int) or error["type"] == "extra_forbidden"
+    if written or (_is_model(model) and last in model.model_fields):
+        location.append(last)
+    return location
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError:
+        return repr(value)
 
 
 def _known_keys(model: Any, location: list[int | str]) -> set[str]:
@@ -56,10 +78,14 @@ def _field_at(model: Any, location: list[int | str]) -> FieldInfo | None:
     return field
 
 
-def _allowed(error: ErrorDetails, field: FieldInfo | None) -> str:
+def _allowed(error: ErrorDetails, field: FieldInfo | None, location: list[int | str]) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    return error["msg"] if field is None else describe_type(field.annotation, field.metadata)
+    if field is None:
+        return error["msg"]
+    in_list = bool(location) and isinstance(location[-1], int)
+    annotation = get_args(field.annotation)[0] if in_list else field.annotation
+    return describe_type(annotation, [] if in_list else field.metadata)
 
 
 def _nearest(error: ErrorDetails, field: FieldInfo | None, value: Any) -> str:

@@ -36,6 +36,8 @@ class ErrorFeedback:
 
     def take_(self, compressor: Compressor, grad: torch.Tensor, k: int, step: int) -> Payload:
         """Adds `grad` [sparse_numel] to what is kept and takes k entries out of it."""
+        if k == self.residual.numel():
+            return self._everything(grad, compressor.shared_indices)
         payload = compressor.take_(self.residual, self._accumulation(grad), k, step)
         if not self._settings.enabled:
             self.residual.zero_()
@@ -50,6 +52,10 @@ class ErrorFeedback:
         taken = self.residual.clone()
         self.residual.zero_()
         return taken
+
+    def _everything(self, grad: torch.Tensor, shared: bool) -> Payload:
+        indices = torch.arange(grad.numel(), dtype=torch.int32, device=grad.device)
+        return Payload(self.take_all_(grad), indices, grad.numel(), shared)
 
     def _accumulation(self, grad: torch.Tensor) -> Accumulation:
         momentum = self._settings.momentum if self.velocity is not None else None

@@ -61,7 +61,7 @@ class Level2:
         grad_norm = None
         density = self.stats.total.density
         if finite:
-            if self.method.compresses:
+            if self.method.begin_step():
                 grad_norm = self._clip_(shard, square_sum)
             density = self.method.exchange_(shard)
         self.stats.close(

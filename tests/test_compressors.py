@@ -192,6 +192,10 @@ def test_randomk_depends_on_no_global_state_and_touches_none() -> None:
     assert randomk_draw(0) == first
 
 
+def test_randomk_depends_on_its_seed() -> None:
+    assert len({tuple(randomk_draw(seed)) for seed in range(8)}) == 8
+
+
 def test_randomk_does_not_rescale() -> None:
     payload = RandomK(0).take_(torch.full((40,), 3.0), Accumulation(torch.zeros(40)), 4, step=0)
     assert payload.values.tolist() == [3.0] * 4

@@ -149,7 +149,7 @@ WRONG: list[tuple[str, Any, str]] = [  # key, value, what is allowed
 @pytest.mark.parametrize("key, value, allowed", WRONG, ids=[f"{key}={value!r}" for key, value, _ in WRONG])
 def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key: str, value: Any, allowed: str) -> None:
     said = message(nested(key, value))
-    assert said.startswith(f"'compressed_communication.{key}' is {value!r}; allowed is {allowed}.")
+    assert said.startswith(f"'compressed_communication.{key}' is {json.dumps(value)}; allowed is {allowed}.")
     assert said.endswith(SEE_DOCS)
 
 
@@ -180,6 +180,8 @@ def test_a_misspelt_word_brings_the_nearest_one(key: str, value: str, suggested:
         ("compressor.densitty", "density"),
         ("error_feedback.momentun", "momentum"),
         ("sparse_momentum.freeze_steps", "freeze_step"),
+        ("schedule.dense-steps", "dense_steps"),
+        ("sparse-momentum", "sparse_momentum"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_one_and_all_known_ones(key: str, suggested: str) -> None:
@@ -191,7 +193,7 @@ def test_an_unknown_key_is_named_with_the_nearest_one_and_all_known_ones(key: st
     assert f"Known keys here: {', '.join(sorted(block.model_fields))}." in said
 
 
-@pytest.mark.parametrize("key", ["learning_rate"])
+@pytest.mark.parametrize("key", ["learning_rate", "int", "str", "x[0]", "compressor.bool", "a-b"])
 def test_a_key_like_no_other_is_refused_without_a_guess(key: str) -> None:
     said = message(nested(key, 1))
     assert said.startswith(f"'compressed_communication.{key}' is not a known key. Known keys here:")
@@ -201,9 +203,9 @@ def test_a_key_like_no_other_is_refused_without_a_guess(key: str) -> None:
     "key, value, place, allowed",
     [
         ("schedule.densities", [0.5, 2], "schedule.densities.1' is 2;", "a number in (0, 1]"),
-        ("schedule.densities", ["0.5"], "schedule.densities.0' is '0.5';", "a number in (0, 1]"),
+        ("schedule.densities", ["0.5"], "schedule.densities.0' is \"0.5\";", "a number in (0, 1]"),
         ("exclude.patterns", ["a", 3], "exclude.patterns.1' is 3;", "a regular expression"),
-        ("exclude.patterns", ["("], "exclude.patterns.0' is '(';", "a valid regular expression"),
+        ("exclude.patterns", ["("], "exclude.patterns.0' is \"(\";", "a valid regular expression"),
     ],
 )
 def test_a_wrong_element_of_a_list_is_named_by_its_place(key: str, value: Any, place: str, allowed: str) -> None:
@@ -266,7 +268,7 @@ def test_settings_that_contradict_each_other_are_refused_and_the_remedy_works(
     key: str, value: Any, section: dict[str, Any], remedy: dict[str, Any]
 ) -> None:
     said = message(section)
-    assert said.startswith(f"'compressed_communication.{key}' is {value!r}; allowed is ")
+    assert said.startswith(f"'compressed_communication.{key}' is {json.dumps(value)}; allowed is ")
     assert re.search(r"\. What to do: \w+", said) and said.endswith(SEE_DOCS)
     parse(section | remedy)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from ds_sparse.compressors import RandomK, TopK
-from ds_sparse.config import ErrorFeedbackSettings
+from ds_sparse.config import ErrorFeedbackSettings, parse
 from ds_sparse.feedback import ErrorFeedback
+from ds_sparse.methods import Context, SparseGradient
 from ds_sparse.shard import Segment, ShardLayout
 
 N, DENSE, STEPS = 50, 4, 30
@@ -127,6 +129,24 @@ def test_taking_all_is_plain_momentum() -> None:
     kept = feedback(momentum=0.5)
     sent = [kept.take_all_(torch.ones(N))[0].item() for _ in range(3)]
     assert sent == [1.0, 1.5, 1.75]
+
+
+@pytest.mark.parametrize("exchange", ["dense", "cheapest"])
+def test_density_one_with_momentum_is_plain_momentum(exchange: str) -> None:
+    """Law: density 1.0 equals dense. Here against steps that the schedule declares dense."""
+
+    def applied(**section: Any) -> list[torch.Tensor]:
+        section |= {"method": "sparse_gradient", "error_feedback": {"momentum": 0.9}, "exchange": {"type": exchange}}
+        peers: Any = SimpleNamespace(size=2, rank=0, sum_=lambda tensor: tensor.mul_(2))  # two equal nodes
+        method = SparseGradient(Context(parse(section), LAYOUT, torch.device("cpu"), peers, peers, None, []))
+        vectors = gradients(N + DENSE)
+        for vector in vectors:
+            method.exchange_(vector)
+        return vectors
+
+    dense = applied(schedule={"dense_steps": STEPS})
+    full = applied(compressor={"type": "topk", "density": 1.0})
+    assert all(torch.equal(a, b) for a, b in zip(full, dense, strict=True))
 
 
 def test_excluded_entries_have_ordinary_momentum() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -107,8 +108,10 @@ def by_hand(param: list[float], u: list[float], v: list[float], t: int, lr: floa
 
 
 def test_after_the_freeze_it_steps_by_the_formula() -> None:
+    dense_params, dense = build()
+    train(dense_params, dense, range(DENSE_STEPS))
+    variances = [dense.state[param]["exp_avg_sq"] for param in dense_params]  # as Adam leaves them
     params, optimizer, _ = frozen()
-    variances = [optimizer.state[param]["exp_avg_sq"].clone() for param in params]
     for step in range(DENSE_STEPS, DENSE_STEPS + 4):
         optimizer.param_groups[0]["lr"] = 0.02 * (step + 1)  # as a scheduler does
         give_gradients(params, step)
@@ -165,6 +168,16 @@ def test_a_parameter_whose_variance_is_unknown_stays_as_it_is() -> None:
     assert torch.equal(params[2], before)
 
 
+def test_a_group_without_parameters_does_no_harm() -> None:
+    params, optimizer = build()
+    optimizer.add_param_group({"params": []})  # such as "all biases" of a model that has none
+    two_phase = TwoPhaseAdam(optimizer)
+    train(params, optimizer, range(2))
+    two_phase.freeze()
+    train(params, optimizer, range(2, 3))
+    assert two_phase.frozen
+
+
 @pytest.mark.parametrize("phase", ["dense", "compressed"])
 def test_a_closure_is_evaluated_once_and_its_loss_returned(phase: str) -> None:
     params, optimizer, _ = frozen() if phase == "compressed" else (*build(), None)
@@ -189,7 +202,7 @@ def with_scheduler(built: str) -> tuple[list[torch.nn.Parameter], Any, TwoPhaseA
     return params, optimizer, two_phase, schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
 
-@pytest.mark.parametrize("built", ["before"])
+@pytest.mark.parametrize("built", ["before", "after"])
 @pytest.mark.filterwarnings("ignore:Seems like:UserWarning")
 def test_an_lr_scheduler_of_the_user_goes_on(built: str) -> None:
     params, optimizer, two_phase, schedule = with_scheduler(built)
@@ -203,6 +216,15 @@ def test_an_lr_scheduler_of_the_user_goes_on(built: str) -> None:
     schedule.step()
     assert two_phase.lr == RATES[0] / 8
     assert torch.equal(params[2], before[2]) and not torch.equal(params[0], before[0])  # lr is read at every step
+
+
+def test_an_lr_scheduler_finds_nothing_to_warn_of() -> None:
+    """torch warns at the first step of a scheduler when it takes the optimizer's step for replaced or left out."""
+    params, optimizer, _, schedule = with_scheduler("before")
+    train(params, optimizer, range(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.step()
 
 
 def test_a_saved_optimizer_comes_back_frozen_and_goes_on_bit_for_bit() -> None:
@@ -246,4 +268,4 @@ def test_a_whole_number_of_steps_stays_one() -> None:
     train(params, optimizer, range(3, 5))
     steps = [optimizer.state[param]["step"] for param in params]
     assert steps == [5, 5, 5] and all(type(step) is int for step in steps)
-    assert [group["frozen_at"] for group in optimizer.param_groups] == [3, 3]
+    assert [group["variance_frozen"] for group in optimizer.param_groups] == [True, True]

@@ -5,13 +5,14 @@ HiTopKComm (Shi et al. 2021, Algorithm 2) step by step, at the place where DeepS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..level2 import Level2, Outcome
 from ..links import Link
+from ..optim.step import replace_step
 from ..shard import Exclusion, Segment, ShardLayout
 from .adam import Place
 
@@ -54,8 +55,7 @@ class Stage0Route:
         """Takes the place of the engine's reduction and guards the optimizer's step."""
         self._level2 = level2
         self._engine._reduce_non_expert_gradients = self._reduce
-        self._optimizer_step: Callable[..., Any] = self._engine.optimizer.step
-        self._engine.optimizer.step = self._step
+        self._optimizer_step = replace_step(self._engine.optimizer, self._step)
         self._outcome = Outcome(finite=True)
 
     def _reduce(self, grads: Sequence[torch.Tensor], elements_per_buffer: int) -> None:

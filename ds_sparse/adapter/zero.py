@@ -6,12 +6,12 @@ between, at `optimizer.step()`, the partition is exchanged with the ranks that o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..level2 import Level2
+from ..optim.step import replace_step
 from ..shard import Exclusion, Segment, ShardLayout
 from .adam import Place
 
@@ -52,8 +52,7 @@ class ZeroRoute:
     def install(self, level2: Level2) -> None:
         """Puts level 2 in front of ZeRO's step."""
         self._level2 = level2
-        self._zero_step: Callable[..., Any] = self._optimizer.step
-        self._optimizer.step = self._step
+        self._zero_step = replace_step(self._optimizer, self._step)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         zero = self._optimizer

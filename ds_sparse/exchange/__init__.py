@@ -26,7 +26,7 @@ def choose_exchange(
     sparse = AllGatherExchange(peers, Wire(settings.index_encoding))
     sparse_cost = sparse.wire_bytes(k, n, dense_numel, shared=shared)
     dense_cost = dense_bytes(n + dense_numel, peers.size)
-    if sparse_cost <= dense_cost or (fallback == "off" and settings.type == "all_gather"):
+    if sparse_cost <= dense_cost or fallback == "off":
         return sparse, ""
     reason = f"density {k / n:.3g} on {peers.size} nodes would send {sparse_cost} bytes a step, dense {dense_cost}"
     if fallback == "error":

@@ -73,9 +73,8 @@ class Method(ABC):
         self._context = context
         self.exchanged = 0
 
-    @property
-    def compresses(self) -> bool:
-        """Whether the next exchange sends less than everything.
+    def begin_step(self) -> bool:
+        """Whether the exchange that follows sends less than everything. Called once before each.
 
         The caller then clips the node's gradient before the exchange: the norm of a sparse stream, which releases in
         one step what gathered over many, says nothing about the gradient.

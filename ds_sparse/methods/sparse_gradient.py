@@ -21,8 +21,7 @@ class SparseGradient(Method):
         self._dense_steps = context.config.schedule.dense_steps
         self.feedback = self._stream.feedback
 
-    @property
-    def compresses(self) -> bool:
+    def begin_step(self) -> bool:
         return self.exchanged >= self._dense_steps and self._stream.compresses(self.exchanged - self._dense_steps)
 
     def planned_bytes(self) -> int:

@@ -37,8 +37,7 @@ class SparseMomentum(Method):
         self.feedback = self._stream.feedback
         self.momentum: torch.Tensor | None = None
 
-    @property
-    def compresses(self) -> bool:
+    def begin_step(self) -> bool:
         if self.momentum is None and self._context.peers.size > 1 and self._freeze.due(self.exchanged):
             self._enter_compressed_phase()
         return self.momentum is not None and self._stream.compresses(self.exchanged - self._frozen_at)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from .step import replace_step
 
 
 class TwoPhaseAdam:
@@ -17,20 +18,20 @@ class TwoPhaseAdam:
     `p.grad` for the first moment u that is to be applied (1-bit Adam, Tang et al. 2021, Algorithm 1, line 14):
 
         p <- p - lr * weight_decay * p
-        p <- p - lr * (u / (1 - beta1^t)) / (sqrt(v_T / (1 - beta2^T)) + eps)
+        p <- p - lr * (u / (1 - beta1^t)) / (sqrt(v) + eps)
 
-    with t the step and T the step of the freeze. `exp_avg` then holds the u applied last. The freeze step is kept in
-    the parameter groups, so that it is saved and loaded with the optimizer.
+    with t the parameter's step and v its second moment, which `freeze` corrects for its bias once and for all.
+    `exp_avg` then holds the u applied last. That the variance is frozen is noted in the parameter groups, so that it
+    is saved and loaded with the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._adam_step: Callable[..., Any] = optimizer.step
-        optimizer.step = self.step  # type: ignore[method-assign]
+        self._adam_step = replace_step(optimizer, self.step)
 
     @property
     def frozen(self) -> bool:
-        return any("frozen_at" in group for group in self.optimizer.param_groups)
+        return any(group.get("variance_frozen", False) for group in self.optimizer.param_groups)
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -41,15 +42,18 @@ class TwoPhaseAdam:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def freeze(self) -> None:
-        """Ends the first phase. The optimizer must have made a step."""
+        """Ends the first phase."""
+        for param, state in self.optimizer.state.items():
+            state["exp_avg_sq"].copy_(self.second_moment(param))
         for group in self.optimizer.param_groups:
-            group["frozen_at"] = max(self._step_of(param) for param in group["params"])
+            group["variance_frozen"] = True
 
     def second_moment(self, param: torch.Tensor) -> torch.Tensor:
         """The bias-corrected second moment of a parameter: v / (1 - beta2^t), zeros before its first step."""
         if not self._step_of(param):
             return torch.zeros_like(param)
-        return self.optimizer.state[param]["exp_avg_sq"] / (1.0 - self.betas[1] ** self._step_of(param))
+        moment = self.optimizer.state[param]["exp_avg_sq"]
+        return moment if self.frozen else moment / (1.0 - self.betas[1] ** self._step_of(param))
 
     def first_moment(self, param: torch.Tensor) -> torch.Tensor:
         """The first moment of a parameter, zeros before its first step."""
@@ -67,13 +71,12 @@ class TwoPhaseAdam:
 
     @torch.no_grad()
     def _frozen_step_(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        state, (beta1, beta2) = self.optimizer.state[param], group["betas"]
+        state, beta1 = self.optimizer.state[param], group["betas"][0]
         if not state:  # never had a gradient in the first phase: its variance is unknown, so it stays as it is
             return
         state["step"] += 1
         state["exp_avg"].copy_(param.grad)
-        scale = 1.0 / math.sqrt(1.0 - beta2 ** group["frozen_at"])
-        denominator = state["exp_avg_sq"].sqrt().mul_(scale).add_(group["eps"])
+        denominator = state["exp_avg_sq"].sqrt().add_(group["eps"])
         param.mul_(1.0 - group["lr"] * group["weight_decay"])
         param.addcdiv_(param.grad, denominator, value=-group["lr"] / (1.0 - beta1 ** self._step_of(param)))
 
