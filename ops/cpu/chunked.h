@@ -12,6 +12,7 @@ class ChunkSelector {
    public:
     explicit ChunkSelector(const Step& step) : s_(step), variant_(variants()[step.isa]), form_(form_of(step)) {
         b_.reserve(s_.chunk, form_ == kVelocity);
+        dense_ = static_cast<double>(s_.k) > variant_.dense_from * s_.chunk;
     }
 
     // Chunks [first, last). Returns the smallest emitted key.
@@ -33,7 +34,7 @@ class ChunkSelector {
         Source source = static_cast<Source>(s_.source);
         for (;;) {
             float* const velocities = form_ == kVelocity ? b_.velocities : nullptr;
-            const Thresholds both{guess, guess, false};
+            const Thresholds both{guess, guess, dense_};
             b_.m = variant_.stream[source][form_](s_, begin, end, both, b_.values, b_.indices, velocities);
             if (b_.m >= k) break;
             for (int64_t j = 0; j < b_.m; ++j) restore(j);
@@ -67,6 +68,7 @@ class ChunkSelector {
     const Variant& variant_;
     Form form_;
     Buffer b_;
+    bool dense_;
     Key last_ = 0;
     int64_t candidates_ = 0;
 };

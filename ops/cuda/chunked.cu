@@ -1,7 +1,7 @@
 // The k_c largest of every chunk: one block a chunk, which it holds in registers; one pass over the data.
 // 1. load and accumulate  2. settle 11, 10 and 10 bits of the k_c-th key by counting in shared memory
 // 3. rank what is taken by ballots (above the key: all; equal to it: the first)  4. write it, store the rest
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, VELOCITY ? 1 : 2)
 chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_indices, u32* smallest_key) {
     Accumulate s = ACCUMULATE_FROM_PARAMETERS;
     __shared__ u32 counts[BINS];

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..types import Accumulation, Selection, chunked_count
 
-THREADS, SAMPLE_THREADS, TILE, SAMPLES = 256, 1024, 4096, 16384  # as in the sources
+THREADS, SAMPLE_THREADS, TILE, SAMPLES = 256, 512, 4096, 16384  # as in the sources
 STATE_BYTES = 4 * (8 + 2048)  # struct State of device.cuh
 ABOVE_ALL = 0x80000000
 LEVEL_BITS = 11  # a counting pass has 2048 bins

@@ -1,6 +1,6 @@
 // Guess a threshold from a sample, then one pass over the data: add, compare, append candidates in index order, store.
 
-#define SAMPLE_THREADS 1024
+#define SAMPLE_THREADS 512
 #define SAMPLES 16384
 #define SAMPLE_LINE 8  // neighbours read together: one 32-byte sector of fp32
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 scatter_bits(u32 x) {  // a 32-bit integer hash (
     return x ^ (x >> 16);
 }
 
-// 1. each thread reads 16 of the 16384 samples  2. count them by their leading 11 bits, then by the next 10
+// 1. each thread reads 32 of the 16384 samples  2. count them by their leading 11 bits, then by the next 10
 // 3. state->guess = lower edge of what holds the sample of the given rank: at least `rank` samples are not below it.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 1)
 sample(ACCUMULATE_PARAMETERS, State* state, u32 rank) {

@@ -44,7 +44,7 @@ struct Fiber {
     State state = kRunnable;
     Dim thread;
     uint64_t value = 0, result = 0;
-    bool ran_on = false;  // did more than poll since it was last looked at
+    bool ran_on = false;  // passed a barrier or an atomic since it was last looked at: more than polling
 };
 
 struct Warp {
@@ -160,9 +160,8 @@ inline uint64_t collective(Kind kind, unsigned mask, uint64_t value, int argumen
     if (warp.arrived && (warp.kind != kind || warp.mask != mask || warp.argument != argument))
         fail("the lanes of a warp are in different collectives");
     warp.kind = kind, warp.mask = mask, warp.argument = argument;
-    warp.arrived |= bit;
+    warp.arrived |= bit;  // no progress in the sense of ran_on: loops that poll use collectives too
     fiber->value = value;
-    fiber->ran_on = true;
     if (warp.arrived == mask) {
         complete(warp, &block->fibers[fiber->thread.x / 32 * 32]);
     } else {
