@@ -10,10 +10,10 @@ A bug is caught when any case differs from the reference, or the shim reports a 
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
 import sys
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -22,7 +22,8 @@ from ops.cuda.pipeline import CudaTier
 from .battery import Case, assert_like_reference, chunked, mstopk, topk
 from .shim_launcher import ShimLauncher, cuda_source
 
-TIMEOUT_S = 60
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 90
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ BUGS = [
         "        if (lane == 0 && tile == gridDim.x - 1) state->total = before + own;\n    }\n    __syncthreads();",
         "        if (lane == 0 && tile == gridDim.x - 1) state->total = before + own;\n    }"),
     Bug("stream: strict comparison with the guess", "stream.cu", "key_of(a[4 * g + c]) >= guess",
-        "key_of(a[4 * g + c]) > guess"),
+        "key_of(a[4 * g + c]) > guess", False),  # costs a second look at most: no result hangs on the guess
     Bug("stream: zeroes what does not fit the buffer", "stream.cu", "if (at < capacity) {", "{ if (at < capacity)"),
     Bug("stream: one entry too many in the buffer", "stream.cu", "at < capacity", "at + 1 < capacity"),
     Bug("stream: the total is another tile's", "stream.cu", "tile == gridDim.x - 1", "tile == 0"),
@@ -76,7 +77,7 @@ BUGS = [
     Bug("put back: after a good guess too", "select.cu", "if (use_candidates(s, state)) return;", ""),
     Bug("emit: ties from the second on", "select.cu", "u32 start = take_first ? 0", "u32 start = take_first ? 1"),
     Bug("emit: rejects are not put back", "select.cu", "if (take != of_candidates) {", "if (take && !of_candidates) {"),
-    Bug("emit: one tie too many", "select.cu", "band_at - start < wanted;", "band_at - start <= wanted;"),
+    Bug("emit: one tie too many", "select.cu", "band_at - start < wanted)", "band_at - start <= wanted)"),
     Bug("emit: the block that is late reads the next ticket", "select.cu",
         "    for (;;) {\n        __syncthreads();\n", "    for (;;) {\n", False),  # every path between has a barrier
     Bug("emit: returns before the barrier", "select.cu",
@@ -92,7 +93,7 @@ BUGS = [
 def battery(launcher: ShimLauncher) -> None:
     """Raises when the kernels are wrong: the shortest set of cases that takes every path."""
     for seed in range(2):
-        launcher.seed, launcher.resident = seed, 1 + 3 * seed
+        launcher.seed, launcher.resident = seed, 1 + 39 * seed  # 40: a look-back reaches beyond one warp's window
         sampled, bad = CudaTier(launcher), CudaTier(launcher, guess=0x3F000000, capacity=999)
         exact = CudaTier(launcher, guess=0x40000000, capacity=4000)  # a key that occurs among the ties
         assert_like_reference(exact, Case("ties", 9001), topk(3000))
@@ -100,7 +101,7 @@ def battery(launcher: ShimLauncher) -> None:
         assert_like_reference(sampled, Case("non_finite", 5001), topk(5))
         assert_like_reference(bad, Case("ties", 20_001, momentum=0.9), topk(700))
         assert_like_reference(bad, Case("gaussian", 20_001, momentum=0.9), topk(700))
-        assert_like_reference(sampled, Case("gaussian", 140_001), topk(1400))
+        assert_like_reference(sampled, Case("gaussian", 200_001), topk(2000))
         assert_like_reference(sampled, Case("ties", 9001), mstopk(300, 12, 5))
         assert_like_reference(sampled, Case("ties", 9001, decay=0.5), chunked(30, 1000))
     full = CudaTier(launcher, guess=0, capacity=9001)
@@ -113,29 +114,13 @@ def _nan_payloads(launcher: ShimLauncher) -> None:
     """NaNs of several payloads tie: the two lowest indices are taken."""
     bits = torch.zeros(5000, dtype=torch.int32)
     bits[[10, 20, 4000]] = torch.tensor([0x7F800002, 0x7FC00000, 0x7FFFFFFF], dtype=torch.int32)
-    indices = CudaTier(launcher).mstopk_(bits.view(torch.float32), None, 2, 31, 0).indices.tolist()
-    assert indices in ([10, 20], [20, 4000]), indices  # a contiguous run of the three
+    indices = CudaTier(launcher).topk_(bits.view(torch.float32), None, 2).indices.tolist()
+    assert indices == [10, 20], indices
 
 
-def caught(bug: Bug) -> str | None:
-    """How the bug was noticed, or None. In a child, for a kernel gone wild may take its process with it."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_try_out, args=(bug, theirs))
-    child.start()
-    theirs.close()
-    child.join(TIMEOUT_S)
-    if child.is_alive():
-        child.kill()
-        return f"no end within {TIMEOUT_S} s"
-    if child.exitcode:
-        return f"crash, exit status {child.exitcode}"
-    verdict = ours.recv()
-    if isinstance(verdict, Exception):
-        raise verdict
-    return verdict
+def try_out(bug: Bug) -> str | None:
+    """How the bug was noticed, or None; in this process."""
 
-
-def _try_out(bug: Bug, answer: Connection) -> None:
     def source(name: str) -> str:
         text = cuda_source(name)
         if name == bug.file:
@@ -146,14 +131,29 @@ def _try_out(bug: Bug, answer: Connection) -> None:
 
     try:
         battery(ShimLauncher(source=source, flags=("-DSHIM_STACK_BYTES=32768", "-w")))
-        answer.send(None)
     except AssertionError as error:
-        answer.send(str(error).splitlines()[0])
-    except Exception as error:
-        answer.send(error)
+        return str(error).splitlines()[0]
+    return None
+
+
+def caught(bug: Bug) -> str | None:
+    """The same in a process of its own, for a kernel gone wild may take its process with it."""
+    command = [sys.executable, "-m", "tests.ops.mutate", "--only", bug.name]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"no end within {TIMEOUT_S} s"
+    if done.returncode < 0:
+        return f"crash by signal {-done.returncode}"
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout.strip() or None
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--only"]:
+        print(try_out(next(bug for bug in BUGS if bug.name == sys.argv[2])) or "")
+        return 0
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     battery(ShimLauncher())  # the control: without a bug nothing is reported
     bugs = [bug for bug in BUGS if wanted in bug.name]

@@ -100,6 +100,19 @@ def test_schedules_do_not_matter(seed: int) -> None:
     assert_like_reference(CudaTier(launcher, guess=0x7F800001), Case("ties", 20_001), topk(500))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_look_back_beyond_one_window(seed: int) -> None:
+    """48 blocks at a time: some wait for tiles more than a warp's 32 away."""
+    launcher = ShimLauncher(seed=2000 + seed, resident=48)
+    assert_like_reference(CudaTier(launcher), Case("gaussian", 200_001), topk(2000))
+
+
+def test_nans_tie_whatever_their_payload() -> None:
+    bits = torch.zeros(5000, dtype=torch.int32)
+    bits[[10, 20, 4000]] = torch.tensor([0x7F800002, 0x7FC00000, 0x7FFFFFFF], dtype=torch.int32)
+    assert tier().topk_(bits.view(torch.float32), None, 2).indices.tolist() == [10, 20]
+
+
 def test_scatter_add_and_its_bounds() -> None:
     out, values = torch.randn(5000), torch.randn(700)
     indices = torch.randperm(5000)[:700].sort().values.int()
