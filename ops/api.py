@@ -47,7 +47,7 @@ def ef_topk_(
     check_residual(residual)
     accumulation = check_accumulation(residual, grad, momentum, velocity, decay)
     check_int("k", k, 0, residual.numel(), "residual.numel()")
-    return tier_of(residual).topk_(residual, accumulation, k)
+    return tier_of(residual).topk_(residual.detach(), accumulation, k)
 
 
 def mstopk_(
@@ -90,7 +90,7 @@ def mstopk_(
     check_int("k", k, 0, residual.numel(), "residual.numel()")
     check_int("samplings", samplings, 1, 1 << 31)
     check_int("seed", seed, 0, (1 << 64) - 1)
-    return tier_of(residual).mstopk_(residual, accumulation, k, samplings, seed)
+    return tier_of(residual).mstopk_(residual.detach(), accumulation, k, samplings, seed)
 
 
 def chunked_topk_(
@@ -123,7 +123,7 @@ def chunked_topk_(
     accumulation = check_accumulation(residual, grad, momentum, velocity, decay)
     check_int("chunk", chunk, 1, CHUNK)
     check_int("k_c", k_c, 0, chunk, "chunk")
-    return tier_of(residual).chunked_topk_(residual, accumulation, k_c, chunk)
+    return tier_of(residual).chunked_topk_(residual.detach(), accumulation, k_c, chunk)
 
 
 def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
@@ -147,7 +147,7 @@ def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
         raise ValueError(f"values must have as many elements as indices ({indices.numel()}), got {values.numel()}")
     check_device("indices", indices, "out", out)
     check_device("values", values, "out", out)
-    tier_of(out).scatter_add_(out, indices, values)
+    tier_of(out).scatter_add_(out.detach(), indices, values.detach())
 
 
 def sum_payloads_(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> None:

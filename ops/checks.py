@@ -68,7 +68,12 @@ def check_accumulation(
         _check_fraction("momentum", momentum)
         check_vector("velocity", velocity)
         check_like("velocity", velocity, "residual", residual)
-    return Accumulation(grad, float(decay), None if momentum is None else float(momentum), velocity)
+    return Accumulation(
+        grad.detach(),
+        float(decay),
+        None if momentum is None else float(momentum),
+        None if velocity is None else velocity.detach(),
+    )
 
 
 def _check_fraction(name: str, value: float) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ops
+from ops import tiers
 
 
 def vectors(n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +61,14 @@ def test_indices_outside_or_out_of_order_are_refused(indices: list[int]) -> None
     assert bool((out == 0).all())
 
 
-def test_inputs_that_require_grad_are_served() -> None:
-    residual, grad = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
-    assert ops.ef_topk_(residual, grad, 2).indices.tolist() == [0, 1]
+@pytest.mark.parametrize("tier", ["native", "numpy", "reference"])
+def test_inputs_that_require_grad_are_served(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_SPARSE_CPU_TIER", tier)
+    choice = tiers.cpu_choice.__wrapped__()
+    if choice.tier is None:
+        pytest.skip(choice.reason)
+    monkeypatch.setattr(tiers, "cpu_choice", lambda: choice)
+    residual, grad, velocity = (torch.ones(4, requires_grad=True) for _ in range(3))
+    assert ops.ef_topk_(residual, grad, 2, momentum=0.5, velocity=velocity).indices.tolist() == [0, 1]
+    ops.scatter_add_(residual, torch.tensor([0], dtype=torch.int32), grad[:1])
+    assert residual.tolist() == [1.0, 0.0, 2.5, 2.5]
