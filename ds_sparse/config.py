@@ -121,6 +121,11 @@ class SparseMomentumSettings(Settings):
         description="Optimizer step after which the variance is frozen and compression starts. Omitted: detected "
         "from the stability of the variance.",
     )
+    beta1: Annotated[Number, Field(ge=0.0, lt=1.0)] = Field(
+        0.5,
+        description="Decay of the first moment once it is sent compressed. Error feedback delays what it sends and so "
+        "is a momentum of its own: the optimizer's usual 0.9 on top of it is too much (docs/fidelity.md).",
+    )
     stability: Annotated[Number, Field(gt=0.0, lt=1.0)] = Field(
         0.96,
         description="Detection: freeze when the L1 norm of the variance changes by less than this factor over "

@@ -5,19 +5,12 @@
 """
 
 import argparse
-import json
-import os
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
+from examples.launch import RANKS, ROOT, JobError, launch
 
-ROOT = Path(__file__).resolve().parent.parent
-RANKS = 4
 JOBS = {"dense": "configs/dense.json", "compressed": "configs/mstopk_zero1.json"}
 
 
@@ -31,37 +24,15 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def free_port() -> int:
-    """A port that nobody listens on, so that two demos do not meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def environment() -> dict[str, str]:
-    """For the launcher: this interpreter's commands first, and no GPU search where there are not enough of them."""
-    env = dict(os.environ)
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
-    if torch.cuda.device_count() < RANKS:
-        env["DS_ACCELERATOR"] = "cpu"
-        env["OMP_NUM_THREADS"] = "1"  # the ranks share the cores; more threads would only wait for each other
-    return env
-
-
 def run(name: str, config: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Run one launcher job, its output passed on; returns its result, or ends the demo with the job's exit status."""
-    result = args.output / f"{name}.json"
-    result.unlink(missing_ok=True)
-    command = ["deepspeed", "--num_accelerators", str(RANKS), "--master_port", str(free_port())]
-    command += ["examples/train_lm.py", "--deepspeed_config", config, "--result", str(result)]
+    """One launcher job, its output passed on; returns its result, or ends the demo with the job's exit status."""
+    command = ["examples/train_lm.py", "--deepspeed_config", config]
     command += ["--steps", str(args.steps), "--seed", str(args.seed)]
-    print(f"\n=== {name}: {' '.join(command)}\n", flush=True)
-    begun = time.perf_counter()
-    status = subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
-    if status or not result.exists():
-        print(f"\nThe {name} run failed with exit status {status}; its last lines are above.", file=sys.stderr)
-        sys.exit(status or 1)
-    return {**json.loads(result.read_text()), "wall_seconds": time.perf_counter() - begun}
+    try:
+        return launch(command, args.output / f"{name}.json")
+    except JobError as error:
+        print(f"\nThe {name} run failed with exit status {error.status}; its last lines are above.", file=sys.stderr)
+        sys.exit(error.status or 1)
 
 
 def megabytes(count: float) -> str:

@@ -17,11 +17,12 @@ class SparseMomentum(Method):
     Dense phase: the mean gradient, dense; the optimizer is an ordinary Adam.
     Compressed phase, on node i with mean gradient g_i:
 
-     1. m_i <- beta1 m_i + (1 - beta1) g_i            each node keeps a first moment of its own
+     1. m_i <- b m_i + (1 - b) g_i                    each node keeps a first moment of its own
      2. residual_i <- residual_i + m_i; take k        error feedback and selection
      3. u <- mean over nodes of what was taken        the optimizer then steps along u / sqrt(v), v frozen
 
-    A sparse stream gives Adam a wrong second moment, hence the freeze; docs/fidelity.md has figures.
+    A sparse stream gives Adam a wrong second moment, hence the freeze. And it arrives late, as a momentum does, hence
+    a decay b of its own that is smaller than Adam's beta1. docs/fidelity.md has figures for both.
 
     Attributes:
         momentum: m_i, fp32 [numel]; None during the dense phase.
@@ -33,6 +34,7 @@ class SparseMomentum(Method):
         self._adam: AdamState = context.adam
         self._freeze = FreezeRule(context.config.sparse_momentum, context)
         self._stream = SparseStream(context)
+        self._decay = context.config.sparse_momentum.beta1
         self._frozen_at = 0
         self.feedback = self._stream.feedback
         self.momentum: torch.Tensor | None = None
@@ -56,9 +58,8 @@ class SparseMomentum(Method):
     def _exchange_(self, shard: torch.Tensor) -> float:
         if self.momentum is None:
             return self._stream.mean_all_(shard)
-        beta1 = self._adam.betas[0]
         # 1. This node's first moment.
-        self.momentum.mul_(beta1).add_(shard, alpha=1.0 - beta1)
+        self.momentum.mul_(self._decay).add_(shard, alpha=1.0 - self._decay)
         # 2. and 3. Error feedback, selection, mean.
         shard.copy_(self.momentum)
         return self._stream.mean_(shard, self.exchanged - self._frozen_at)

@@ -1,1 +1,0 @@
-"""Single-process simulations behind `benchmarks/bench_fidelity.py`."""
