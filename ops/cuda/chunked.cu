@@ -1,5 +1,30 @@
+// The rank-th largest key of a block's registers, settled 11, 10 and 10 bits at a time; leaves in *rank its rank among
+// the keys equal to it. Every thread of the block calls it; the last three arguments are shared.
+__device__ __forceinline__ Key settle(const float* a, u32 length, u32* rank, u32* counts, u32* sums, u32* found) {
+    u32 t = threadIdx.x;
+    Key prefix = 0;
+    for (u32 level = 0; level < 3; ++level) {
+        u32 shift = level == 0 ? 20 : level == 1 ? 10 : 0, width = level == 0 ? 11 : 10;
+        for (u32 b = t; b < BINS; b += THREADS) counts[b] = 0;
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < PER_THREAD; ++i) {
+            Key key = key_of(a[i]);
+            bool inside = i / 4 * THREADS * 4 + t * 4 + i % 4 < length;
+            if (inside && (level == 0 || key >> (shift + width) == prefix))
+                atomicAdd(&counts[key >> shift & ((1u << width) - 1u)], 1u);
+        }
+        __syncthreads();
+        find_digit(counts, *rank, sums, found);
+        prefix = prefix << width | found[0];
+        *rank = found[1];
+        __syncthreads();
+    }
+    return prefix;
+}
+
 // The k_c largest of every chunk: one block a chunk, which it holds in registers; one pass over the data.
-// 1. load and accumulate  2. settle 11, 10 and 10 bits of the k_c-th key by counting in shared memory
+// 1. load and accumulate  2. settle the k_c-th key by counting in shared memory
 // 3. rank what is taken by ballots (above the key: all; equal to it: the first)  4. write it, store the rest
 extern "C" __global__ void __launch_bounds__(THREADS, VELOCITY ? 1 : 2)
 chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_indices, u32* smallest_key) {
@@ -20,25 +45,8 @@ chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_i
 #pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) load_four(part, begin + g * THREADS * 4 + t * 4, a + 4 * g, u + 4 * g);
 
-    u32 rank = k;
-    Key prefix = 0;
-    for (u32 level = 0; level < 3; ++level) {
-        u32 shift = level == 0 ? 20 : level == 1 ? 10 : 0, width = level == 0 ? 11 : 10;
-        for (u32 b = t; b < BINS; b += THREADS) counts[b] = 0;
-        __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < PER_THREAD; ++i) {
-            Key key = key_of(a[i]);
-            bool inside = i / 4 * THREADS * 4 + t * 4 + i % 4 < length;
-            if (inside && (level == 0 || key >> (shift + width) == prefix))
-                atomicAdd(&counts[key >> shift & ((1u << width) - 1u)], 1u);
-        }
-        __syncthreads();
-        find_digit(counts, rank, sums, found);
-        prefix = prefix << width | found[0];
-        rank = found[1];
-        __syncthreads();
-    }
+    u32 rank = k;  // becomes: how many of those equal to the key are taken
+    Key prefix = settle(a, length, &rank, counts, sums, found);
     u32 above = 0, equal = 0, above_rank[GROUPS], equal_rank[GROUPS];
 #pragma unroll
     for (u32 g = 0; g < GROUPS; ++g) {
@@ -48,12 +56,8 @@ chunked(ACCUMULATE_PARAMETERS, u32 k_c, u32 chunk, float* out_values, int* out_i
             bool inside = g * THREADS * 4 + t * 4 + c < length;
             Key key = key_of(a[4 * g + c]);
             bool is_above = inside && key > prefix, is_equal = inside && key == prefix;
-            u32 votes = __ballot_sync(FULL_WARP, is_above);
-            above_before += __popc(votes & lanes_below(lane));
-            above_all += __popc(votes);
-            votes = __ballot_sync(FULL_WARP, is_equal);
-            equal_before += __popc(votes & lanes_below(lane));
-            equal_all += __popc(votes);
+            tally(is_above, lane, &above_before, &above_all);
+            tally(is_equal, lane, &equal_before, &equal_all);
             above |= (u32)is_above << (4 * g + c);
             equal |= (u32)is_equal << (4 * g + c);
         }

@@ -46,6 +46,13 @@ __device__ __forceinline__ Key key_of(float x) {
 
 __device__ __forceinline__ u32 lanes_below(u32 lane) { return (1u << lane) - 1u; }
 
+// Counts a vote of every lane of a full warp: `before` those of lower lanes, `all` those of the warp, both added on.
+__device__ __forceinline__ void tally(bool vote, u32 lane, u32* before, u32* all) {
+    u32 votes = __ballot_sync(FULL_WARP, vote);
+    *before += __popc(votes & lanes_below(lane));
+    *all += __popc(votes);
+}
+
 // Inclusive sum over the lanes of a full warp.
 __device__ __forceinline__ u32 warp_sum_up_to(u32 x, u32 lane) {
     for (u32 step = 1; step < WARP; step *= 2) {

@@ -130,12 +130,8 @@ emit(SELECT_PARAMETERS, State* state, u64* tiles, u64 seed, u32 take_first, floa
                 Key key = key_of(a[4 * g + c]);
                 bool is_above = first + c < length && key >= upper;
                 bool is_band = first + c < length && key < upper && key >= lower;
-                u32 votes = __ballot_sync(FULL_WARP, is_above);
-                above_before += __popc(votes & lanes_below(lane));
-                above_all += __popc(votes);
-                votes = __ballot_sync(FULL_WARP, is_band);
-                band_before += __popc(votes & lanes_below(lane));
-                band_all += __popc(votes);
+                tally(is_above, lane, &above_before, &above_all);
+                tally(is_band, lane, &band_before, &band_all);
                 above |= (u32)is_above << (4 * g + c);
                 band |= (u32)is_band << (4 * g + c);
             }

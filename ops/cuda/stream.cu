@@ -82,9 +82,7 @@ stream(ACCUMULATE_PARAMETERS, State* state, u64* tiles, float* values, int* indi
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             bool candidate = first + c < s.n && key_of(a[4 * g + c]) >= guess;
-            u32 votes = __ballot_sync(FULL_WARP, candidate);
-            before += __popc(votes & lanes_below(lane));
-            all += __popc(votes);
+            tally(candidate, lane, &before, &all);
             passed |= (u32)candidate << (4 * g + c);
         }
         rank[g] = before;

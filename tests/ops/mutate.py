@@ -85,7 +85,7 @@ BUGS = [
     Bug("chunked: counts of the level before", "chunked.cu", "counts[b] = 0;", "if (level == 0) counts[b] = 0;"),
     Bug("chunked: elements behind the end count", "chunked.cu", "if (inside && (level", "if ((level",
         False),  # they count as zeros, the smallest key: that moves no rank
-    Bug("chunked: rank of the level before", "chunked.cu", "rank = found[1];", ""),
+    Bug("chunked: rank of the level before", "chunked.cu", "*rank = found[1];", ""),
     Bug("accumulate: fused decay", "accumulate.cuh", "s.decay == 1.0f ? *a : __fmul_rn(s.decay, *a)", "*a"),
     Bug("accumulate: tail reads past the end", "accumulate.cuh", "first + 3 < s.n) {\n        float4 r",
         "first < s.n) {\n        float4 r", False),  # reads what is then ignored: the sanitizers' business
