@@ -2,7 +2,7 @@ PYTHON ?= python3
 
 # torch is installed first and by itself, because which build is wanted differs from machine to machine; the rest
 # then finds it and leaves it alone. Options of pip may follow, for a CPU build or for one of a given CUDA:
-#   make setup TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+#   make setup TORCH='torch==2.13.0 --index-url <index of CPU builds>'
 TORCH ?= torch==2.13.0
 EXTRAS ?= test,lint,examples,kernels
 PYTEST_ARGS ?=

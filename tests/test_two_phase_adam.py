@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ds_sparse.optim.two_phase_adam import TwoPhaseAdam
+from ds_sparse.optim.two_phase_adam import VARIANCE_FLOOR, Place, TwoPhaseAdam
 
 SHAPES = [(7, 3), (5,), (11,)]
 DENSE_STEPS = 6
@@ -41,11 +41,15 @@ def train(params: list[torch.nn.Parameter], optimizer: Any, steps: range) -> Non
         optimizer.step()
 
 
+def whole(params: list[torch.nn.Parameter]) -> list[Place]:
+    return [Place(param, 0, param.numel()) for param in params]
+
+
 def frozen() -> tuple[list[torch.nn.Parameter], Any, TwoPhaseAdam]:
     params, optimizer = build()
     two_phase = TwoPhaseAdam(optimizer)
     train(params, optimizer, range(DENSE_STEPS))
-    two_phase.freeze()
+    two_phase.freeze(whole(params))
     return params, optimizer, two_phase
 
 
@@ -162,7 +166,7 @@ def test_a_parameter_whose_variance_is_unknown_stays_as_it_is() -> None:
     two_phase = TwoPhaseAdam(optimizer)
     params[2].requires_grad_(False)
     train(params[:2], optimizer, range(2))
-    two_phase.freeze()
+    two_phase.freeze(whole(params))
     before = params[2].clone()
     train(params, optimizer, range(2, 3))  # unfrozen by the user only now
     assert torch.equal(params[2], before)
@@ -173,7 +177,7 @@ def test_a_group_without_parameters_does_no_harm() -> None:
     optimizer.add_param_group({"params": []})  # such as "all biases" of a model that has none
     two_phase = TwoPhaseAdam(optimizer)
     train(params, optimizer, range(2))
-    two_phase.freeze()
+    two_phase.freeze(whole(params))
     train(params, optimizer, range(2, 3))
     assert two_phase.frozen
 
@@ -209,7 +213,7 @@ def test_an_lr_scheduler_of_the_user_goes_on(built: str) -> None:
     for step in range(2):
         train(params, optimizer, range(step, step + 1))
         schedule.step()
-    two_phase.freeze()
+    two_phase.freeze(whole(params))
     optimizer.param_groups[1]["lr"] = 0.0
     before = [param.clone() for param in params]
     train(params, optimizer, range(2, 3))
@@ -264,8 +268,37 @@ def test_a_whole_number_of_steps_stays_one() -> None:
     params, optimizer = build(IntegerStepAdam)
     two_phase = TwoPhaseAdam(optimizer)
     train(params, optimizer, range(3))
-    two_phase.freeze()
+    two_phase.freeze(whole(params))
     train(params, optimizer, range(3, 5))
     steps = [optimizer.state[param]["step"] for param in params]
     assert steps == [5, 5, 5] and all(type(step) is int for step in steps)
     assert [group["variance_frozen"] for group in optimizer.param_groups] == [True, True]
+
+
+def test_entries_without_a_gradient_in_the_first_phase_do_not_blow_up() -> None:
+    """The rows of rare tokens: their second moment is 0, and u / eps would be a step of some thousands."""
+    row = torch.nn.Parameter(torch.zeros(4, 8))
+    optimizer = torch.optim.AdamW([row], lr=1e-2, betas=BETAS, weight_decay=0.0)
+    two_phase = TwoPhaseAdam(optimizer)
+    for _ in range(DENSE_STEPS):
+        row.grad = torch.full_like(row, 1e-3)
+        row.grad[0] = 0.0
+        optimizer.step()
+    two_phase.freeze(whole([row]))
+    row.grad = torch.full_like(row, 1e-3)
+    optimizer.step()
+    # At most 1 / sqrt(VARIANCE_FLOOR) = 10 usual steps of lr, and sqrt(4/3) for the zeros in the mean, and 1 / (1 -
+    # beta1^7) for the bias of the first moment.
+    assert 1e-2 < row[0].detach().abs().max() < 1e-2 * VARIANCE_FLOOR**-0.5 * (4 / 3) ** 0.5 / (1 - 0.9**7) * 1.001
+
+
+def test_the_floor_is_of_each_parameter_also_where_several_share_a_tensor() -> None:
+    flat = torch.nn.Parameter(torch.zeros(6))
+    optimizer = torch.optim.AdamW([flat], betas=BETAS)
+    two_phase = TwoPhaseAdam(optimizer)
+    flat.grad = torch.tensor([1.0, 1.0, 0.0, 1e-3, 1e-3, 0.0])
+    optimizer.step()
+    two_phase.freeze([Place(flat, 0, 3), Place(flat, 3, 3)])
+    variance = optimizer.state[flat]["exp_avg_sq"]
+    expected = torch.tensor([1.0, 1.0, VARIANCE_FLOOR * 2 / 3, 1e-6, 1e-6, VARIANCE_FLOOR * 2e-6 / 3])
+    torch.testing.assert_close(variance, expected, rtol=1e-6, atol=0)  # a few fp32 roundings

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
-from ..optim.two_phase_adam import TwoPhaseAdam
+from ..optim.two_phase_adam import Place, TwoPhaseAdam
 from ..shard import ShardLayout
-
-
-class Place(NamedTuple):
-    """Where a segment's entries stand in the optimizer: `numel` from `start` of the flattened `param`."""
-
-    param: torch.Tensor
-    start: int
-    numel: int
 
 
 class ShardAdam:
@@ -25,10 +16,13 @@ class ShardAdam:
     Args:
         optimizer: the two-phase optimizer.
         places: one for each segment of `layout`, in the same order.
+        stepped: all that this rank's optimizer steps on; more than the shard where every rank updates everything.
     """
 
-    def __init__(self, optimizer: TwoPhaseAdam, layout: ShardLayout, places: Sequence[Place]) -> None:
-        self._optimizer, self._layout, self._places = optimizer, layout, places
+    def __init__(
+        self, optimizer: TwoPhaseAdam, layout: ShardLayout, places: Sequence[Place], stepped: Sequence[Place]
+    ) -> None:
+        self._optimizer, self._layout, self._places, self._stepped = optimizer, layout, places, stepped
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -43,7 +37,7 @@ class ShardAdam:
         return self._optimizer.frozen
 
     def freeze(self) -> None:
-        self._optimizer.freeze()
+        self._optimizer.freeze(self._stepped)
 
     def first_moment(self) -> torch.Tensor:
         device = self._places[0].param.device if self._places else torch.device("cpu")

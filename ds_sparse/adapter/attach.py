@@ -67,7 +67,7 @@ def attach(engine: Any, prepared: Preparation) -> None:
     # 2. Level 2 works on it.
     adam = None
     if config.method == "sparse_momentum":
-        adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), route.layout, route.places)
+        adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), route.layout, route.places, route.stepped)
     notes = [*([advice] if advice else []), *check_exclusion(engine, exclusion, config)]
     context = Context(config, route.layout, route.device, peers, node, adam, notes)
     level2 = Level2(context, others, float(engine.gradient_clipping()), stats)

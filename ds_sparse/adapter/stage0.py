@@ -13,8 +13,8 @@ import torch
 from ..level2 import Level2, Outcome
 from ..links import Link
 from ..optim.step import replace_step
+from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
-from .adam import Place
 
 
 class Stage0Route:
@@ -47,6 +47,7 @@ class Stage0Route:
                 segments.append(Segment(name, stop - start, dense[i]))
                 self.places.append(Place(masters.get(param, param), start - offset, stop - start))
             offset += param.numel()
+        self.stepped = [Place(masters.get(param, param), 0, param.numel()) for _, param in named]
         self.layout = ShardLayout(segments)
         self.device = named[0][1].device
         self._padded = part * node.size

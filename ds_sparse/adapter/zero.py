@@ -12,8 +12,8 @@ import torch
 
 from ..level2 import Level2
 from ..optim.step import replace_step
+from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
-from .adam import Place
 
 
 class ZeroRoute:
@@ -32,7 +32,7 @@ class ZeroRoute:
             for group in owned
             for param, place in group
         )
-        self.places = [place for group in owned for _, place in group]
+        self.places = self.stepped = [place for group in owned for _, place in group]
         self.device = self.places[0].param.device if self.places else torch.device("cpu")
 
     def _owned(self, group: int) -> list[tuple[torch.nn.Parameter, Place]]:

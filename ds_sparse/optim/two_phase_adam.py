@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 
 from .step import replace_step
+
+# Smallest second moment that is frozen, as a share of its parameter's mean: a tenth of the root mean square gradient.
+VARIANCE_FLOOR = 0.01
+
+
+class Place(NamedTuple):
+    """Entries of one of the optimizer's tensors: `numel` from `start` of the flattened `param`."""
+
+    param: torch.Tensor
+    start: int
+    numel: int
 
 
 class TwoPhaseAdam:
@@ -20,7 +31,9 @@ class TwoPhaseAdam:
         p <- p - lr * weight_decay * p
         p <- p - lr * (u / (1 - beta1^t)) / (sqrt(v) + eps)
 
-    with t the parameter's step and v its second moment, which `freeze` corrects for its bias once and for all.
+    with t the parameter's step and v its second moment, which `freeze` corrects for its bias once and for all and
+    bounds from below: entries that had no gradient in the first phase, such as the embedding of a rare token, would
+    otherwise be divided by eps alone when they get one.
     `exp_avg` then holds the u applied last. That the variance is frozen is noted in the parameter groups, so that it
     is saved and loaded with the optimizer.
     """
@@ -41,10 +54,18 @@ class TwoPhaseAdam:
     def lr(self) -> float:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
-    def freeze(self) -> None:
-        """Ends the first phase."""
+    def freeze(self, parameters: Iterable[Place]) -> None:
+        """Ends the first phase.
+
+        Args:
+            parameters: where each parameter of the model, or each part of one, stands in the optimizer's tensors.
+        """
         for param, state in self.optimizer.state.items():
             state["exp_avg_sq"].copy_(self.second_moment(param))
+        for param, start, numel in parameters:
+            if self._step_of(param):
+                variance = self.optimizer.state[param]["exp_avg_sq"].view(-1)[start : start + numel]
+                variance.clamp_(min=VARIANCE_FLOOR * float(variance.mean()))
         for group in self.optimizer.param_groups:
             group["variance_frozen"] = True
 

@@ -30,6 +30,7 @@ class Textbook:
         self.flat = torch.cat([p.detach().reshape(-1) for p in self.params])
         self.numel = self.flat.numel()
         self.k = math.ceil(DENSITY * self.numel)
+        self.sizes = [p.numel() for p in self.params]
 
     def gradients(self, step: int) -> list[torch.Tensor]:
         torch.nn.utils.vector_to_parameters(self.flat, self.params)
@@ -103,7 +104,9 @@ def _textbook_two_phase_adam(freeze_step: int, clip: float, own_beta1: float) ->
             v = beta2 * v + (1 - beta2) * mean**2
             update, v_hat = m, v / (1 - beta2 ** (step + 1))
         else:
-            moments = moments or [m.clone() for _ in range(NODES)]
+            if step == freeze_step:
+                moments = [m.clone() for _ in range(NODES)]
+                v_hat = torch.cat([part.clamp(min=0.01 * float(part.mean())) for part in v_hat.split(book.sizes)])
             norm = math.sqrt(sum(float(g.norm()) ** 2 for g in gradients)) / NODES
             update = torch.zeros(book.numel)
             for i, gradient in enumerate(gradients):
