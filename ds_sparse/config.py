@@ -244,7 +244,8 @@ def _check_combinations(config: CommunicationConfig) -> None:
 
 def _refuse(condition: bool, key: str, value: Any, allowed: str, remedy: str) -> None:
     if condition:
-        raise ConfigError(f"'{SECTION}.{key}' is {json.dumps(value)}; allowed is {allowed}. What to do: {remedy}. See {DOCS}.")
+        setting = f"'{SECTION}.{key}' is {json.dumps(value)}"
+        raise ConfigError(f"{setting}; allowed is {allowed}. What to do: {remedy}. See {DOCS}.")
 
 
 def reference_table() -> str:

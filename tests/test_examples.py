@@ -48,12 +48,11 @@ def test_every_configuration_runs(name: str, tmp_path: Path) -> None:
 
 def test_the_demos_bytes_are_45x_below_dense_at_1_percent() -> None:
     """By formula, for the demo's model: the demo itself takes minutes."""
-    from examples.lm.model import GPT, GPTConfig
-
     from ds_sparse.config import CommunicationConfig, parse
     from ds_sparse.exchange import dense_bytes
     from ds_sparse.schedule import entries
     from ds_sparse.wire import Wire
+    from examples.lm.model import GPT, GPTConfig
 
     config: CommunicationConfig = parse(
         json.loads((ROOT / "configs" / "mstopk_zero1.json").read_text())["compressed_communication"]

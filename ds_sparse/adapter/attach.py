@@ -20,8 +20,8 @@ from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
 from .adam import ShardAdam
-from .checks import check_engine, check_exclusion, check_optimizer
 from .checkpoint import Checkpoints
+from .checks import check_engine, check_exclusion, check_optimizer
 from .handle import CompressedCommunication
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
@@ -93,7 +93,7 @@ def banner(config: CommunicationConfig, topology: NodeTopology, level2: Level2) 
     if topology.num_nodes == 1:
         return f"compressed communication: {shape}: one node, nothing to compress"
     sent, dense = level2.planned_bytes, level2.dense_bytes
-    what = config.method
+    what: str = config.method
     if config.method != "dense":
         what += f", {config.compressor.type} at density {config.compressor.density:g}"
     return (

@@ -87,19 +87,19 @@ class TwoPhaseAdam:
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self._frozen_step_(param, group)
+                    self._frozen_step_(param, param.grad, group)
         return loss
 
     @torch.no_grad()
-    def _frozen_step_(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+    def _frozen_step_(self, param: torch.Tensor, moment: torch.Tensor, group: dict[str, Any]) -> None:
         state, beta1 = self.optimizer.state[param], group["betas"][0]
         if not state:  # never had a gradient in the first phase: its variance is unknown, so it stays as it is
             return
         state["step"] += 1
-        state["exp_avg"].copy_(param.grad)
+        state["exp_avg"].copy_(moment)
         denominator = state["exp_avg_sq"].sqrt().add_(group["eps"])
         param.mul_(1.0 - group["lr"] * group["weight_decay"])
-        param.addcdiv_(param.grad, denominator, value=-group["lr"] / (1.0 - beta1 ** self._step_of(param)))
+        param.addcdiv_(moment, denominator, value=-group["lr"] / (1.0 - beta1 ** self._step_of(param)))
 
     def _step_of(self, param: torch.Tensor) -> int:
         return int(self.optimizer.state.get(param, {}).get("step", 0))
