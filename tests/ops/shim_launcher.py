@@ -88,7 +88,8 @@ class ShimLauncher:
             '    return "no such kernel";\n}\n'
         )
         command = [compiler() or "g++", *FLAGS, *self.flags, *module.defines, f"-I{SHIM}"]
-        key = hashlib.sha256(repr((unit, command, (SHIM / "shim.h").read_text())).encode()).hexdigest()[:20]
+        headers = [path.read_text() for path in sorted(SHIM.glob("*.h"))]
+        key = hashlib.sha256(repr((unit, command, headers)).encode()).hexdigest()[:20]
         target = self.folder / f"{key}.so"
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
