@@ -72,9 +72,7 @@ class NativeTier:
         step.samplings, step.seed = min(samplings, _EXACT_BITS), seed
         return self._run(self.library.dss_select, step, selection)
 
-    def chunked_topk_(
-        self, residual: Tensor, accumulation: Accumulation | None, k_c: int, chunk: int
-    ) -> Selection:
+    def chunked_topk_(self, residual: Tensor, accumulation: Accumulation | None, k_c: int, chunk: int) -> Selection:
         emitted = chunked_count(residual.numel(), k_c, chunk)
         step, selection = self._prepare(residual, accumulation, k_c if emitted else 0, emitted)
         step.chunk = chunk

@@ -87,9 +87,7 @@ class CudaTier:
         call.stream(ABOVE_ALL)
         return call.select(min(samplings, EXACT_BITS), seed) if k else call.selection
 
-    def chunked_topk_(
-        self, residual: Tensor, accumulation: Accumulation | None, k_c: int, chunk: int
-    ) -> Selection:
+    def chunked_topk_(self, residual: Tensor, accumulation: Accumulation | None, k_c: int, chunk: int) -> Selection:
         n = residual.numel()
         emitted = chunked_count(n, k_c, chunk)
         call = _Call(self.launcher, residual, accumulation, emitted, 1)

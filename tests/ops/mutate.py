@@ -91,6 +91,7 @@ BUGS = [
         "first < s.n) {\n        float4 r", False),  # reads what is then ignored: the sanitizers' business
 ]  # fmt: skip
 
+
 def battery(launcher: ShimLauncher) -> None:
     """Raises when the kernels are wrong: the shortest set of cases that takes every path."""
     for seed in range(2):

@@ -1,7 +1,7 @@
 """Compiling CUDA sources with the NVRTC wheels by ctypes: needs neither GPU nor driver nor toolkit.
 
-    pip install nvidia-cuda-nvrtc-cu12   # the last to know sm_70
-    pip install nvidia-cuda-nvrtc        # CUDA 13: sm_75 and up
+pip install nvidia-cuda-nvrtc-cu12   # the last to know sm_70
+pip install nvidia-cuda-nvrtc        # CUDA 13: sm_75 and up
 """
 
 from __future__ import annotations
