@@ -119,7 +119,7 @@ class SparseMomentumSettings(Settings):
     freeze_step: Annotated[StrictInt, Field(ge=1)] | None = Field(
         None,
         description="Optimizer step after which the variance is frozen and compression starts. Omitted: detected "
-        "from the stability of the variance.",
+        "from the stability of the variance, not before step 2/(1 - beta2): 40 at beta2 0.95, 2000 at 0.999.",
     )
     beta1: Annotated[Number, Field(ge=0.0, lt=1.0)] = Field(
         0.5,

@@ -39,7 +39,7 @@ class Level2:
     """
 
     def __init__(self, context: Context, others: Sequence[Link], clip_norm: float, stats: CommStats) -> None:
-        self.layout, self.stats = context.layout, stats
+        self.layout, self.device, self.stats = context.layout, context.device, stats
         self._peers, self.clip_norm = context.peers, clip_norm
         self._links = (context.node, context.peers, *others)
         self.dense_bytes = dense_bytes(context.layout.numel, context.peers.size)

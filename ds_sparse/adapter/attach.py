@@ -16,6 +16,7 @@ from ..level2 import Level2
 from ..links import Link
 from ..methods import Context
 from ..monitor import events
+from ..ops import backend_info
 from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
@@ -94,11 +95,15 @@ def banner(config: CommunicationConfig, topology: NodeTopology, level2: Level2) 
         return f"compressed communication: {shape}: one node, nothing to compress"
     sent, dense = level2.planned_bytes, level2.dense_bytes
     what: str = config.method
+    kernels = backend_info().get(level2.device.type, {"tier": "reference"})
     if config.method != "dense":
         what += f", {config.compressor.type} at density {config.compressor.density:g}"
+    if config.method == "sparse_momentum":
+        freeze_step = config.sparse_momentum.freeze_step
+        what += f" after {freeze_step} dense steps" if freeze_step else " once the variance is stable"
     return (
         f"compressed communication: {shape}, {what}; across nodes {sent:,} bytes a step and rank, dense {dense:,} "
-        f"(dense/wire {dense / max(sent, 1):.1f}x)"
+        f"(dense/wire {dense / max(sent, 1):.1f}x); kernels: {kernels['tier']}"
     )
 
 
