@@ -58,20 +58,23 @@ def prepare(engine: Any) -> Preparation | None:
 def attach(engine: Any, prepared: Preparation) -> None:
     """Puts level 2 into an engine whose ZeRO optimizer, if it has one, was built over the node's group."""
     config, topology, stats = prepared.config, prepared.topology, CommStats()
-    advice = check_optimizer(engine.basic_optimizer, config)
     node, peers = Link(topology.node_group, "intra", stats), Link(topology.peer_group, "inter", stats)
-    others = _model_parallel_links(engine, stats)
-    exclusion = Exclusion(config.exclude)
+    exclusion, notes = Exclusion(config.exclude), check_optimizer(engine.basic_optimizer, config)
+    notes += check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0
     route = ZeroRoute(engine, exclusion) if sharded else Stage0Route(engine, exclusion, node)
+    placement = route.placement
+
     # 2. Level 2 works on it.
-    adam = None
-    if config.method == "sparse_momentum":
-        adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), route.layout, route.places, route.stepped)
-    notes = [*([advice] if advice else []), *check_exclusion(engine, exclusion, config)]
-    context = Context(config, route.layout, route.device, peers, node, adam, notes)
-    level2 = Level2(context, others, float(engine.gradient_clipping()), stats)
+    def build() -> Level2:
+        adam = None
+        if config.method == "sparse_momentum":
+            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers)
+        context = Context(config, placement.layout, placement.device, peers, node, adam, notes)
+        return Level2(context, _model_parallel_links(engine, stats), float(engine.gradient_clipping()), stats)
+
+    level2 = _on_all_ranks(build, notes)
     # 3. They are joined, watched, saved, and shown.
     route.install(level2)
     Checkpoints(engine, topology, level2)
@@ -80,6 +83,25 @@ def attach(engine: Any, prepared: Preparation) -> None:
     if dist.get_rank() == 0:
         logger.info(banner(config, topology, level2))
     _tell(notes)
+
+
+def _on_all_ranks(build: Callable[[], Level2], notes: list[str]) -> Level2:
+    """Builds on all ranks or refuses on all: one that gave up alone would leave the others waiting for it.
+
+    Shards differ, and with them what there is to say about them: `notes` becomes that of all ranks, each note once.
+    """
+    level2, refusal = None, ""
+    try:
+        level2 = build()
+    except ConfigError as error:
+        refusal = str(error)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (refusal, tuple(notes)))
+    refusals = [its_refusal for its_refusal, _ in everyone if its_refusal]
+    if level2 is None or refusals:
+        raise ConfigError(refusals[0])
+    notes[:] = dict.fromkeys(note for _, its_notes in everyone for note in its_notes)
+    return level2
 
 
 def _model_parallel_links(engine: Any, stats: CommStats) -> list[Link]:
@@ -134,8 +156,7 @@ class _Watch:
         if exchanged != 1:
             raise InactiveError(
                 f"'{SECTION}' is enabled, but at the accumulation boundary of step {before + 1} there were "
-                f"{exchanged} exchanges where 1 is due: the gradients went another way. What to do: look for code "
-                f"that replaces the engine's or the optimizer's step, or set '{SECTION}.enabled' to false."
+                f"{exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
             )
         _tell(self._notes)
         self._write()
@@ -151,8 +172,16 @@ class _Watch:
             )
 
 
-def require_optimizer(engine: Any) -> None:
-    """Refuses an engine without an optimizer: there would be nothing to exchange for."""
+def _cause(exchanged: int) -> str:
+    if exchanged:
+        return "backward ran more often than step. What to do: call engine.step() after each engine.backward()"
+    return (
+        "the gradients went another way. What to do: look for code that replaces the engine's or the optimizer's step"
+    )
+
+
+def require_section_off(engine: Any) -> None:
+    """Refuses an engine that built no optimizer although the section is enabled: it would exchange nothing."""
     section = engine._config._param_dict.get(SECTION)
     if section is not None and parse(section).enabled:
         raise ConfigError(

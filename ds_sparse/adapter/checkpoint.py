@@ -8,6 +8,7 @@ shard, so that a file is never read into another layout.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -54,29 +56,35 @@ class Checkpoints:
 
     def load(self, load_dir: str, *args: Any, **kwargs: Any) -> Any:
         """`engine.load_checkpoint`; then our state, when the optimizer's state was loaded too."""
+        asked = inspect.signature(self._load).bind(load_dir, *args, **kwargs)
+        asked.apply_defaults()
         loaded = self._load(load_dir, *args, **kwargs)
         path = loaded[0]
-        if path is not None and not kwargs.get("load_module_only") and kwargs.get("load_optimizer_states", True):
+        if path is not None and not asked.arguments["load_module_only"] and asked.arguments["load_optimizer_states"]:
             self._load_state(_file(Path(path).parent))
         return loaded
 
     def _load_state(self, file: Path) -> None:
-        method = self._level2.method
+        tensors, counters, obstacle = self._read(file)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, obstacle)  # all ranks load, or all start anew: their counters must agree
+        obstacle = next(filter(None, everyone), "")
+        if obstacle:
+            tensors, counters = {}, {"exchanged": self._engine.global_steps - self._engine.skipped_steps}
+            if dist.get_rank() == 0:
+                logger.warning("the checkpoint has no residuals for this run, they start at zero: %s", obstacle)
+        self._level2.method.load_state(tensors, counters)
+
+    def _read(self, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, float], str]:
+        """Tensors, counters, and what speaks against using them (empty when nothing does)."""
         if not file.exists():
-            self._start_anew("it was written without compressed communication")
-            return
+            return {}, {}, "it was written without compressed communication"
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
-            counters = json.loads(metadata["counters"])
             if metadata["signature"] != self._signature:
-                self._start_anew("it was written by other nodes, ranks or parameters")
-                return
-            method.load_state({name: opened.get_tensor(name) for name in opened.keys()}, counters)  # noqa: SIM118
-
-    def _start_anew(self, reason: str) -> None:
-        self._level2.method.load_state({}, {"exchanged": self._engine.global_steps - self._engine.skipped_steps})
-        if dist.get_rank() == 0:
-            logger.warning("the checkpoint has no residuals for this run, they start at zero: %s", reason)
+                return {}, {}, "it was written by other nodes, ranks or parameters"
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            return tensors, json.loads(metadata["counters"]), ""
 
 
 def _file(folder: Path) -> Path:

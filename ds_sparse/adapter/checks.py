@@ -64,6 +64,10 @@ def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
         ),
         (bool(engine.zenflow), f"{zero}.zenflow' is on", "off", "remove it"),
         (
+            bool(engine.zero_elastic_checkpoint()), f"{zero}.elastic_checkpoint' is true",
+            "false: ZeRO's state is cut for the ranks of one node", "remove it",
+        ),
+        (
             not getattr(engine, "gradient_average", True), "gradients are summed", "gradients that are averaged",
             "remove 'gradient_allreduce_op'",
         ),
@@ -81,6 +85,11 @@ def _refused_precision(engine: Any, stage: int) -> list[Refusal]:
         (
             stage == 0 and bool(engine.torch_autocast_enabled()), "'torch_autocast.enabled' is true at ZeRO stage 0",
             "false there", "set 'zero_optimization.stage' to 1",
+        ),
+        (
+            bool(engine.torch_autocast_enabled()) and engine.torch_autocast_dtype() == torch.float16,
+            "'torch_autocast.dtype' is float16", "bfloat16: the scale of float16 is kept where residuals would scale "
+            "with it", "set it to \"bfloat16\", or use 'fp16' in its place",
         ),
         (
             stage == 1 and model_dtype == torch.bfloat16 and accumulation_dtype == torch.float32,
@@ -138,8 +147,8 @@ def check_exclusion(engine: Any, exclusion: Exclusion, config: CommunicationConf
     return [f"'{SECTION}.exclude.patterns' has {pattern!r}, which finds no parameter" for pattern in unused]
 
 
-def check_optimizer(optimizer: Any, config: CommunicationConfig) -> str:
-    """Refuses optimizers that do not go with the method; returns advice for the user, or an empty string.
+def check_optimizer(optimizer: Any, config: CommunicationConfig) -> list[str]:
+    """Refuses optimizers that do not go with the method; returns advice for the user, if there is any.
 
     Args:
         optimizer: the innermost optimizer, the one that holds `exp_avg` and the like.
@@ -157,16 +166,16 @@ def check_optimizer(optimizer: Any, config: CommunicationConfig) -> str:
             f"error_feedback.momentum out."
         )
     if config.method == "sparse_gradient" and is_adam(optimizer):
-        return (
+        return [
             f"method 'sparse_gradient' with {kind}: sparse gradients give Adam a wrong second moment and cost much of "
             f"the model's quality. Use method 'sparse_momentum'."
-        )
+        ]
     if config.method == "sparse_gradient" and momentum > 0:
-        return (
+        return [
             f"method 'sparse_gradient' with momentum {momentum:g} in the optimizer: set "
             f"'{SECTION}.error_feedback.momentum' to {momentum:g} and the optimizer's to 0 (momentum correction)."
-        )
-    return ""
+        ]
+    return []
 
 
 def is_adam(optimizer: Any) -> bool:

@@ -43,7 +43,7 @@ class CompressedCommunication:
         layout, feedback = self._level2.layout, self._level2.method.feedback
         (segment,) = layout.find(name)
         if segment.dense or feedback is None:
-            return torch.zeros(segment.numel)
+            return torch.zeros(segment.numel, device=self._level2.device)
         return feedback.residual[segment.start : segment.start + segment.numel]
 
     def residual_norm(self) -> float:
@@ -52,5 +52,5 @@ class CompressedCommunication:
         return 0.0 if feedback is None else float(torch.linalg.vector_norm(feedback.residual))
 
     def reset(self) -> None:
-        """Forgets all that was not sent, and the momentum kept with it."""
+        """Forgets all that was not sent, and DGC's momentum, which is kept with it."""
         self._level2.method.reset()

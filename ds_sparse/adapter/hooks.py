@@ -17,32 +17,34 @@ from typing import Any
 import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
 
-from .attach import Preparation, attach, prepare, require_optimizer
+from .attach import Preparation, attach, prepare, require_section_off
 
 _PREPARED = "_ds_sparse_prepared"
-_HOOKED = ("__init__", "_configure_optimizer")
+_originals: dict[str, Callable[..., None]] = {}  # what stood on the class before our hooks; empty while they are off
 
 
 def install() -> None:
     """From now on every DeepSpeed engine honours the `compressed_communication` section. Calling it again is free."""
-    if _is_installed():
+    if _originals:
         return
     _make_log_visible()
-    DeepSpeedEngine.__init__ = _hooked_init(DeepSpeedEngine.__init__)
-    DeepSpeedEngine._configure_optimizer = _hooked_configure_optimizer(DeepSpeedEngine._configure_optimizer)
+    hooked = {"__init__": _hooked_init, "_configure_optimizer": _hooked_configure_optimizer}
+    for name, hook in hooked.items():
+        _originals[name] = getattr(DeepSpeedEngine, name)
+        setattr(DeepSpeedEngine, name, hook(_originals[name]))
 
 
 def uninstall() -> None:
     """Takes the hooks off again; engines that were built meanwhile keep what they have."""
-    for name in _HOOKED:
-        method = getattr(DeepSpeedEngine, name)
-        setattr(DeepSpeedEngine, name, getattr(method, "__wrapped__", method))
+    for name, original in _originals.items():
+        setattr(DeepSpeedEngine, name, original)
+    _originals.clear()
 
 
 @contextmanager
 def installed() -> Iterator[None]:
     """Hooks for the length of a block, unless they were there before."""
-    was_installed = _is_installed()
+    was_installed = bool(_originals)
     install()
     try:
         yield
@@ -57,10 +59,6 @@ def initialize(*args: Any, **kwargs: Any) -> Any:
         return deepspeed.initialize(*args, **kwargs)
 
 
-def _is_installed() -> bool:
-    return hasattr(DeepSpeedEngine.__init__, "__wrapped__")
-
-
 def _hooked_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -68,8 +66,8 @@ def _hooked_init(original: Callable[..., None]) -> Callable[..., None]:
         prepared: Preparation | None = engine.__dict__.pop(_PREPARED, None)
         if prepared is not None:
             attach(engine, prepared)
-        elif engine.optimizer is None:
-            require_optimizer(engine)
+        else:
+            require_section_off(engine)
 
     return __init__
 

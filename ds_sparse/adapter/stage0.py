@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from ..config import SECTION
 from ..level2 import Level2, Outcome
 from ..links import Link
 from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
+from .adam import Placement
 
 
 class Stage0Route:
@@ -36,20 +38,27 @@ class Stage0Route:
         self._numel = sum(param.numel() for _, param in named)
         part = -(-self._numel // node.size)
         first, last = node.rank * part, min((node.rank + 1) * part, self._numel)
-        masters = _master_params(engine.optimizer)
+        masters = _master_places(engine.optimizer)
         segments: list[Segment] = []
-        self.places: list[Place] = []
+        places: list[Place] = []
         offset = 0
         for i in self._order:
             name, param = named[i]
             start, stop = max(first, offset), min(last, offset + param.numel())
             if start < stop:
                 segments.append(Segment(name, stop - start, dense[i]))
-                self.places.append(Place(masters.get(param, param), start - offset, stop - start))
+                master = masters.get(param, Place(param, 0, param.numel()))
+                places.append(Place(master.param, master.start + start - offset, stop - start))
             offset += param.numel()
-        self.stepped = [Place(masters.get(param, param), 0, param.numel()) for _, param in named]
         self.layout = ShardLayout(segments)
-        self.device = named[0][1].device
+        self.placement = Placement(
+            self.layout,
+            places,
+            stepped=[(name, masters.get(param, Place(param, 0, param.numel()))) for name, param in named],
+            names=[name for name, _ in named],
+            device=named[0][1].device,
+        )
+        self._sizes = [param.numel() for _, param in named]
         self._padded = part * node.size
 
     def install(self, level2: Level2) -> None:
@@ -61,9 +70,14 @@ class Stage0Route:
 
     def _reduce(self, grads: Sequence[torch.Tensor], elements_per_buffer: int) -> None:
         """Replaces the gradients, in the order of the module's parameters, by what the optimizer shall see."""
+        if [grad.numel() for grad in grads] != self._sizes:
+            raise RuntimeError(
+                f"'{SECTION}' was set up for {len(self._sizes)} trained parameters and got {len(grads)} gradients, or "
+                f"of other sizes: freezing or thawing parameters later does not work at ZeRO stage 0. Use stage 1."
+            )
         ordered = [grads[i] for i in self._order]
         # 1. Reduce-scatter the mean in the node.
-        flat = torch.zeros(self._padded, device=self.device)
+        flat = torch.zeros(self._padded, device=self.placement.device)
         torch.cat([grad.reshape(-1).to(flat.dtype) for grad in ordered], out=flat[: self._numel])
         part = self._node.sum_scatter(flat).div_(self._node.size)
         # 2. and 3. Level 2 on this rank's part, without the padding of the last one.
@@ -97,12 +111,16 @@ class Stage0Route:
             self._engine.optimizer.clip_grad = clip_norm
 
 
-def _master_params(optimizer: Any) -> dict[torch.Tensor, torch.Tensor]:
-    """Model parameter -> the fp32 copy that the optimizer steps on; empty where it steps on the model's own."""
-    if not hasattr(optimizer, "fp32_groups"):
-        return {}
-    return {
-        low: master
-        for lows, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-        for low, master in zip(lows, masters, strict=True)
-    }
+def _master_places(optimizer: Any) -> dict[torch.Tensor, Place]:
+    """Model parameter -> where the optimizer steps on its fp32 copy; empty where it steps on the model's own."""
+    places: dict[torch.Tensor, Place] = {}
+    if hasattr(optimizer, "fp32_groups_flat"):  # FP16_Optimizer: one flat copy a group
+        for lows, flat in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat, strict=True):
+            offset = 0
+            for low in lows:
+                places[low] = Place(flat, offset, low.numel())
+                offset += low.numel()
+    elif hasattr(optimizer, "fp32_groups"):  # FP16_UnfusedOptimizer: one copy a parameter
+        for lows, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            places.update({low: Place(m, 0, m.numel()) for low, m in zip(lows, masters, strict=True)})
+    return places

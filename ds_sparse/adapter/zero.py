@@ -14,6 +14,7 @@ from ..level2 import Level2
 from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
+from .adam import Placement
 
 
 class ZeroRoute:
@@ -26,14 +27,18 @@ class ZeroRoute:
     def __init__(self, engine: Any, exclusion: Exclusion) -> None:
         self._optimizer, self._names = engine.optimizer, engine.param_names
         self._engine = engine
-        owned = [self._owned(group) for group in range(len(self._optimizer.bit16_groups))]
+        owned = [pair for group in range(len(self._optimizer.bit16_groups)) for pair in self._owned(group)]
         self.layout = ShardLayout(
             Segment(self._names[param], place.numel, exclusion.covers(self._names[param], param.numel()))
-            for group in owned
-            for param, place in group
+            for param, place in owned
         )
-        self.places = self.stepped = [place for group in owned for _, place in group]
-        self.device = self.places[0].param.device if self.places else torch.device("cpu")
+        self.placement = Placement(
+            self.layout,
+            places=[place for _, place in owned],
+            stepped=[(self._names[param], place) for param, place in owned],
+            names=[self._names[param] for group in self._optimizer.bit16_groups for param in group],
+            device=self._optimizer.single_partition_of_fp32_groups[0].device,
+        )
 
     def _owned(self, group: int) -> list[tuple[torch.nn.Parameter, Place]]:
         """The parameters, or parts, of a parameter group that this rank owns, in ZeRO's order."""
@@ -57,7 +62,7 @@ class ZeroRoute:
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         zero = self._optimizer
         # 1. This rank's shard, without the loss scale.
-        shard = torch.empty(self.layout.numel, device=self.device)
+        shard = torch.empty(self.layout.numel, device=self.placement.device)
         self.layout.flatten_(shard, self._gradients()).div_(zero.loss_scale)
         # 2. Level 2.
         self._count_level1_bytes()
@@ -93,7 +98,9 @@ class ZeroRoute:
                     entries.append(next(views).view(entry.shape))
                     left -= 1
                 else:
-                    entries.append(torch.zeros_like(entry, dtype=shard.dtype))
+                    padding = torch.zeros_like(entry, dtype=shard.dtype)
+                    padding._zero_padding = True  # type: ignore[attr-defined]  # ZeRO's norm leaves marked entries out
+                    entries.append(padding)
             self._optimizer.averaged_gradients[group] = entries
 
     def _skip(self, *args: Any, **kwargs: Any) -> Any:

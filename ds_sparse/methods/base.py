@@ -28,13 +28,14 @@ class AdamState(Protocol):
     def frozen(self) -> bool:
         """Whether the variance stands still and gradients are taken for first moments."""
 
-    def freeze(self) -> None: ...
+    def freeze(self) -> list[str]:
+        """Freezes the variance; returns the names of parameters that had no gradient so far."""
 
     def first_moment(self) -> torch.Tensor:
-        """A copy of the first moment, fp32 [numel] in the order of the shard."""
+        """A copy of the bias-corrected first moment, fp32 [numel] in the order of the shard."""
 
-    def variance_norm(self) -> torch.Tensor:
-        """L1 norm of this shard's bias-corrected second moment, float64 []."""
+    def variance_norm(self) -> float:
+        """L1 norm of the bias-corrected second moment over all shards; the same bits on all ranks. A collective."""
 
 
 @dataclass
@@ -74,7 +75,9 @@ class Method(ABC):
         self.exchanged = 0
 
     def begin_step(self) -> bool:
-        """Whether the exchange that follows sends less than everything. Called once before each.
+        """Whether the exchange that follows may send less than everything. Called once before each.
+
+        The same answer on all ranks, also where this rank's shard has nothing to compress.
 
         The caller then clips the node's gradient before the exchange: the norm of a sparse stream, which releases in
         one step what gathered over many, says nothing about the gradient.

@@ -47,10 +47,14 @@ class SparseMomentum(Method):
     def _enter_compressed_phase(self) -> None:
         self.momentum = self._adam.first_moment()
         self._frozen_at = self.exchanged
-        self._adam.freeze()
+        unused = self._adam.freeze()
         self._context.notes.append(
             f"variance frozen after {self.exchanged} dense steps; from here on the momentum is sent compressed"
         )
+        if unused:
+            self._context.notes.append(
+                f"parameters without any gradient until then get short steps from now on: {', '.join(unused)}"
+            )
 
     def planned_bytes(self) -> int:
         return self._stream.planned_bytes()
@@ -72,9 +76,10 @@ class SparseMomentum(Method):
         return super().counters() | {"frozen_at": self._frozen_at} | self._freeze.counters()
 
     def load_state(self, tensors: dict[str, torch.Tensor], counters: dict[str, float]) -> None:
-        # The optimizer has been loaded before, and knows its phase. Without a momentum of this node's own, the last
-        # one that was applied on all nodes takes its place.
-        self.momentum = self._adam.first_moment() if self._adam.frozen else None
+        # The optimizer has been loaded before, and knows its phase. A momentum that is not among the tensors starts
+        # at zero: the optimizer's own holds what was applied last, which must not be sent again.
+        layout, device = self._context.layout, self._context.device
+        self.momentum = torch.zeros(layout.numel, device=device) if self._adam.frozen else None
         self._frozen_at = int(counters.get("frozen_at", 0))
         self._freeze.load_counters(counters)
         super().load_state(tensors, counters)
@@ -90,7 +95,7 @@ class FreezeRule:
 
     def __init__(self, settings: SparseMomentumSettings, context: Context) -> None:
         assert context.adam is not None
-        self._settings, self._adam, self._node = settings, context.adam, context.node
+        self._settings, self._adam = settings, context.adam
         self._every = max(1, math.ceil(1.0 / (1.0 - context.adam.betas[1]) - 1e-6))
         self._last_norm, self._last_lr = math.nan, math.inf
 
@@ -107,8 +112,7 @@ class FreezeRule:
             return step >= self._settings.freeze_step
         if step == 0 or step % self._every:
             return False
-        norm = float(self._node.sum_(self._adam.variance_norm()))
-        lr = self._adam.lr
+        norm, lr = self._adam.variance_norm(), self._adam.lr
         ratio = norm / self._last_norm if self._last_norm else math.nan  # nan at the first look: never stable
         stable = self._settings.stability <= ratio <= 1.0 / self._settings.stability and lr <= self._last_lr
         self._last_norm, self._last_lr = norm, lr

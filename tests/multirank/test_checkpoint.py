@@ -104,3 +104,28 @@ def test_our_checkpoint_loads_without_us(tmp_path: Path):
     run_ranks(4, _uninterrupted, "momentum, after the freeze", 0, str(tmp_path))
     history = run_ranks(4, _plain_resumes_ours, str(tmp_path))[0]
     assert torch.isfinite(history[-1]).all()
+
+
+def _resume_positionally(folder: str) -> tuple[float, int]:
+    engine = _engine("gradient", 0)
+    engine.load_checkpoint(folder, None, True, False)  # load_optimizer_states=False
+    method = engine.compressed_communication._level2.method
+    return engine.compressed_communication.residual_norm(), method.exchanged
+
+
+def test_without_the_optimizers_state_ours_is_not_loaded_either(tmp_path: Path):
+    run_ranks(4, _uninterrupted, "gradient", 0, str(tmp_path))
+    assert run_ranks(4, _resume_positionally, str(tmp_path)) == [(0.0, 0)] * 4
+
+
+def _resume_with_a_hole(folder: str) -> tuple[float, int]:
+    engine = _engine("gradient", 0)
+    engine.load_checkpoint(folder)
+    method = engine.compressed_communication._level2.method
+    return engine.compressed_communication.residual_norm(), method.exchanged
+
+
+def test_when_one_rank_cannot_load_all_start_anew(tmp_path: Path):
+    run_ranks(4, _uninterrupted, "gradient", 0, str(tmp_path))
+    (tmp_path / f"global_step{STOP}" / "ds_sparse_rank_00003.safetensors").unlink()
+    assert run_ranks(4, _resume_with_a_hole, str(tmp_path)) == [(0.0, STOP)] * 4

@@ -60,6 +60,26 @@ def test_install_reaches_names_that_were_imported_earlier():
     assert run_ranks(2, _installed) == [(False, True, False)] * 2
 
 
+def _with_a_wrapper_of_another_library() -> bool:
+    import functools
+
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    original = DeepSpeedEngine.__init__
+
+    @functools.wraps(original)
+    def wrapper(engine: Any, *args: Any, **kwargs: Any) -> None:
+        original(engine, *args, **kwargs)
+
+    DeepSpeedEngine.__init__ = wrapper
+    engine = build_engine(build_config(optimizer="SGD", section=SECTION))
+    return hasattr(engine, "compressed_communication") and DeepSpeedEngine.__init__ is wrapper
+
+
+def test_wrappers_of_other_libraries_are_neither_taken_for_ours_nor_lost():
+    assert run_ranks(2, _with_a_wrapper_of_another_library) == [True, True]
+
+
 def _initialize_leaves_no_hooks() -> bool:
     build_engine(build_config(optimizer="SGD", section=SECTION))
     engine = deepspeed.initialize(model=build_model(), config=build_config(optimizer="SGD", section=SECTION))[0]

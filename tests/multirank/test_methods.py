@@ -102,10 +102,10 @@ def _textbook_two_phase_adam(freeze_step: int, clip: float, own_beta1: float) ->
             mean = mean * min(1.0, clip / float(mean.norm()))
             m = beta1 * m + (1 - beta1) * mean
             v = beta2 * v + (1 - beta2) * mean**2
-            update, v_hat = m, v / (1 - beta2 ** (step + 1))
+            update, v_hat = m / (1 - beta1 ** (step + 1)), v / (1 - beta2 ** (step + 1))
         else:
             if step == freeze_step:
-                moments = [m.clone() for _ in range(NODES)]
+                moments = [m / (1 - beta1**step) for _ in range(NODES)]
                 v_hat = torch.cat([part.clamp(min=0.01 * float(part.mean())) for part in v_hat.split(book.sizes)])
             norm = math.sqrt(sum(float(g.norm()) ** 2 for g in gradients)) / NODES
             update = torch.zeros(book.numel)
@@ -116,7 +116,7 @@ def _textbook_two_phase_adam(freeze_step: int, clip: float, own_beta1: float) ->
                 update += residual[i] * mask / NODES
                 residual[i] *= ~mask
         book.flat = book.flat * (1 - lr * decay)
-        book.flat = book.flat - lr * (update / (1 - beta1 ** (step + 1))) / (v_hat.sqrt() + eps)
+        book.flat = book.flat - lr * update / (v_hat.sqrt() + eps)
         history.append(book.flat.clone())
     return history
 

@@ -75,6 +75,14 @@ CASES = {
         build_config(dtype="bf16", section=MOMENTUM, data_types={"grad_accum_dtype": "fp32"}),
         "'data_types.grad_accum_dtype' is fp32", "use stage 2",
     ),
+    "elastic checkpoints": (
+        build_config(section=MOMENTUM, zero_optimization={"elastic_checkpoint": True}),
+        "'zero_optimization.elastic_checkpoint' is true", "remove it",
+    ),
+    "fp16 autocast": (
+        build_config(section=MOMENTUM, torch_autocast={"enabled": True, "dtype": "float16"}),
+        "'torch_autocast.dtype' is float16", "bfloat16",
+    ),
     "larger than dense": (
         build_config(optimizer="SGD", section=GRADIENT | {
             "compressor": {"density": 1.0}, "fallback": "error", "topology": {"ranks_per_node": 1}}),
