@@ -26,7 +26,7 @@ ifeq ($(origin TORCH),command line)
 .PHONY: .venv/.stamp
 endif
 
-.PHONY: help setup test lint demo gpu docs build clean
+.PHONY: help setup test lint demo mutate gpu docs build clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -58,6 +58,9 @@ lint: setup ## ruff and mypy
 
 demo: setup ## train a small model on 2 nodes x 2 ranks, dense and compressed, and compare
 	@$(RUN) -m examples.demo
+
+mutate: setup ## plant bugs in the kernels and show how many the tests catch
+	@OMP_NUM_THREADS=1 $(RUN) -m tests.ops.mutate
 
 gpu: ## measure the kernels on this machine's GPU; uses .venv where there is one
 	@PATH="$(VENV)/bin:$$PATH" python3 -m benchmarks.gpu_suite
