@@ -61,6 +61,12 @@ class CompressorSettings(Settings):
     )
 
 
+    @property
+    def final_density(self) -> float:
+        """The density in effect: `identity` takes everything."""
+        return 1.0 if self.type == "identity" else self.density
+
+
 class ErrorFeedbackSettings(Settings):
     enabled: StrictBool = Field(True, description="Keep what was not sent and add it to the next step.")
     decay: Annotated[Number, Field(gt=0.0, le=1.0)] = Field(
@@ -218,6 +224,11 @@ def _check_combinations(config: CommunicationConfig) -> None:
         feedback.momentum > 0 and not feedback.enabled,
         "error_feedback.momentum", feedback.momentum, "0 when error_feedback.enabled is false",
         "leave it out, or enable error feedback",
+    )
+    _refuse(
+        bool(schedule.densities) and compressor.type == "identity",
+        "schedule.densities", list(schedule.densities), "[] with compressor.type 'identity', which takes everything",
+        "leave it out",
     )
     densities = (*schedule.densities, compressor.density)
     _refuse(

@@ -253,6 +253,11 @@ COMBINATIONS: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
         {"schedule": {"densities": [0.5, 0.1], "steps_per_density": 1}, "compressor": {"density": 0.2}},
         {"compressor": {"density": 0.1}},
     ),
+    (
+        "schedule.densities", [0.5],
+        {"schedule": {"densities": [0.5], "steps_per_density": 1}, "compressor": {"type": "identity"}},
+        {"schedule": {}},
+    ),
     ("schedule.steps_per_density", 0, {"schedule": {"densities": [0.5]}}, {"schedule": {}}),
     ("schedule.steps_per_density", 3, {"schedule": {"steps_per_density": 3}}, {"schedule": {}}),
     ("schedule.dense_steps", 5, {"schedule": {"dense_steps": 5}}, GRADIENT),

@@ -119,7 +119,7 @@ def banner(config: CommunicationConfig, topology: NodeTopology, level2: Level2) 
     what: str = config.method
     kernels = backend_info().get(level2.device.type, {"tier": "reference"})
     if config.method != "dense":
-        what += f", {config.compressor.type} at density {config.compressor.density:g}"
+        what += f", {config.compressor.type} at density {config.compressor.final_density:g}"
     if config.method == "sparse_momentum":
         freeze_step = config.sparse_momentum.freeze_step
         what += f" after {freeze_step} dense steps" if freeze_step else " once the variance is stable"

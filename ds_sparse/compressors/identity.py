@@ -10,7 +10,7 @@ from .base import Accumulation, Compressor, take_at_
 
 
 class Identity(Compressor):
-    """Takes all entries, whatever k is; nothing stays behind."""
+    """Takes all entries; its density is 1, so k is all of them. Nothing stays behind."""
 
     shared_indices = True
 

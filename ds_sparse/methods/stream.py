@@ -24,15 +24,14 @@ class SparseStream:
         config = context.config
         self._context = context
         self._compressor = build_compressor(config.compressor)
-        self._schedule = DensitySchedule(config.schedule, config.compressor.density)
+        self._schedule = DensitySchedule(config.schedule, config.compressor.final_density)
         self._dense = DenseExchange(context.peers)
         self._chosen: dict[int, Exchange | None] = {}
         self.feedback = ErrorFeedback(context.layout, context.device, config.error_feedback)
 
     def compresses(self, step: int) -> bool:
         """Whether compressed step `step` may leave anything out, on any rank: nothing here looks at this shard."""
-        several = self._context.peers.size > 1 and self._context.config.compressor.type != "identity"
-        return several and self._schedule.density(step) < 1.0
+        return self._context.peers.size > 1 and self._schedule.density(step) < 1.0
 
     def mean_(self, vector: torch.Tensor, step: int) -> float:
         """Replaces `vector` fp32 [numel] by the mean of what the nodes sent of it; returns the density."""
@@ -76,12 +75,12 @@ class SparseStream:
 
     def _choose(self, k: int) -> Exchange | None:
         config, layout, peers = self._context.config, self._context.layout, self._context.peers
-        if k == 0 or peers.size == 1 or config.compressor.type == "identity":
+        if k == 0 or peers.size == 1:
             return None
         exchange, reason = choose_exchange(
             config.exchange, config.fallback, peers, k, layout.sparse_numel, layout.numel - layout.sparse_numel,
             shared=self._compressor.shared_indices,
         )  # fmt: skip
-        if reason:
+        if reason and k < layout.sparse_numel:  # whoever asks for everything need not be told that it is dense
             self._context.notes.append(reason)
         return exchange

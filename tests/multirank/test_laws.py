@@ -167,8 +167,9 @@ def test_what_is_sent_and_what_is_kept_add_up_bitwise(stage, layout, dtype, vari
         kept = rank[dtype, variant, name][2]
         compressed += len(kept)
         assert all(kept)
-    sparsifies = name not in ("dense", "gradient-identity", "gradient-no-feedback") and layout != "1x4"
-    assert (compressed > 0) == sparsifies
+    # Identity takes the route of the others where that costs no more than an all-reduce: between two nodes.
+    selects = name not in ("dense", "gradient-no-feedback") and layout != "1x4"
+    assert (compressed > 0) == (selects and (name != "gradient-identity" or layout == "2x2"))
 
 
 @every_block
