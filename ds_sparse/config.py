@@ -204,7 +204,7 @@ def _refuse_auto(value: Any, path: str) -> None:
 
 def _check_combinations(config: CommunicationConfig) -> None:
     """What single fields cannot say: settings that contradict each other."""
-    compressor, feedback, schedule = config.compressor, config.error_feedback, config.schedule
+    compressor, feedback = config.compressor, config.error_feedback
     _refuse(
         compressor.samplings is not None and compressor.type != "mstopk",
         "compressor.samplings", compressor.samplings, f"with type 'mstopk' only, not '{compressor.type}'",
@@ -225,6 +225,16 @@ def _check_combinations(config: CommunicationConfig) -> None:
         "error_feedback.momentum", feedback.momentum, "0 when error_feedback.enabled is false",
         "leave it out, or enable error feedback",
     )
+    _check_schedule(config)
+    _refuse(
+        config.method != "sparse_momentum" and "sparse_momentum" in config.model_fields_set,
+        "sparse_momentum", config.sparse_momentum.model_dump(exclude_unset=True),
+        f"left out with method '{config.method}'", "remove the block, or set method to 'sparse_momentum'",
+    )
+
+
+def _check_schedule(config: CommunicationConfig) -> None:
+    compressor, schedule = config.compressor, config.schedule
     _refuse(
         bool(schedule.densities) and compressor.type == "identity",
         "schedule.densities", list(schedule.densities), "[] with compressor.type 'identity', which takes everything",
@@ -245,11 +255,6 @@ def _check_combinations(config: CommunicationConfig) -> None:
         schedule.dense_steps > 0 and config.method == "sparse_momentum",
         "schedule.dense_steps", schedule.dense_steps, "0 with method 'sparse_momentum', which has its own dense phase",
         "use sparse_momentum.freeze_step",
-    )
-    _refuse(
-        config.method != "sparse_momentum" and "sparse_momentum" in config.model_fields_set,
-        "sparse_momentum", config.sparse_momentum.model_dump(exclude_unset=True),
-        f"left out with method '{config.method}'", "remove the block, or set method to 'sparse_momentum'",
     )
 
 
