@@ -23,7 +23,7 @@ class ErrorFeedback:
     Attributes:
         residual: fp32 [sparse_numel]; zeros where feedback is switched off.
         velocity: fp32 [sparse_numel], or None without momentum.
-        dense_velocity: fp32 [numel - sparse_numel], or None: ordinary momentum of the excluded entries.
+        dense_velocity: fp32 [dense_numel], or None: ordinary momentum of the excluded entries.
     """
 
     def __init__(self, layout: ShardLayout, device: torch.device, settings: ErrorFeedbackSettings) -> None:
@@ -32,7 +32,7 @@ class ErrorFeedback:
         self.velocity = self.dense_velocity = None
         if settings.momentum:
             self.velocity = torch.zeros_like(self.residual)
-            self.dense_velocity = torch.zeros(layout.numel - layout.sparse_numel, device=device)
+            self.dense_velocity = torch.zeros(layout.dense_numel, device=device)
 
     def take_(self, compressor: Compressor, grad: torch.Tensor, k: int, step: int) -> Payload:
         """Adds `grad` [sparse_numel] to what is kept and takes k entries out of it."""

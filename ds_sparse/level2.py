@@ -80,7 +80,8 @@ class Level2:
         agreed = square_sum.reshape(1)
         for link in self._links:
             link.sum_(agreed)
-        return bool(torch.isfinite(agreed)), float(agreed)
+        total = float(agreed)
+        return math.isfinite(total), total
 
     def _clip_(self, shard: torch.Tensor, square_sum: float) -> float:
         """Scales the shard by the same factor on all ranks; returns the estimated norm of the mean gradient.

@@ -73,6 +73,11 @@ class ShardLayout:
         self.segments = [replace(segment, start=starts[i]) for i, segment in enumerate(given)]
         self._by_start = sorted(range(len(given)), key=starts.__getitem__)
 
+    @property
+    def dense_numel(self) -> int:
+        """Elements of the excluded region."""
+        return self.numel - self.sparse_numel
+
     def flatten_(self, out: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Copies `tensors` (one a segment, in the order of `segments`, any float dtype) into `out` fp32 [numel]."""
         if len(tensors) != len(self.segments):

@@ -44,15 +44,18 @@ def prepare(engine: Any) -> Preparation | None:
     Raises:
         ConfigError: the section is wrong, or the engine is of a kind that is not supported.
     """
-    section = engine._config._param_dict.get(SECTION)
-    if section is None:
-        return None
-    config = parse(section)
-    if not config.enabled:
+    config = _enabled_section(engine)
+    if config is None:
         return None
     check_engine(engine, config)
     ranks = dist.get_process_group_ranks(engine.seq_data_parallel_group)
     return Preparation(config, build_topology(ranks, config.topology.ranks_per_node))
+
+
+def _enabled_section(engine: Any) -> CommunicationConfig | None:
+    section = engine._config._param_dict.get(SECTION)
+    config = None if section is None else parse(section)
+    return config if config is not None and config.enabled else None
 
 
 def attach(engine: Any, prepared: Preparation) -> None:
@@ -182,8 +185,7 @@ def _cause(exchanged: int) -> str:
 
 def require_section_off(engine: Any) -> None:
     """Refuses an engine that built no optimizer although the section is enabled: it would exchange nothing."""
-    section = engine._config._param_dict.get(SECTION)
-    if section is not None and parse(section).enabled:
+    if _enabled_section(engine) is not None:
         raise ConfigError(
             f"'{SECTION}.enabled' is true, but the engine has no optimizer; allowed is an engine that trains. What "
             f"to do: give an optimizer, or set '{SECTION}.enabled' to false."

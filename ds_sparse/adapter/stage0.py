@@ -39,6 +39,7 @@ class Stage0Route:
         part = -(-self._numel // node.size)
         first, last = node.rank * part, min((node.rank + 1) * part, self._numel)
         masters = _master_places(engine.optimizer)
+        stepped = [masters.get(param, Place(param, 0, param.numel())) for _, param in named]
         segments: list[Segment] = []
         places: list[Place] = []
         offset = 0
@@ -47,14 +48,13 @@ class Stage0Route:
             start, stop = max(first, offset), min(last, offset + param.numel())
             if start < stop:
                 segments.append(Segment(name, stop - start, dense[i]))
-                master = masters.get(param, Place(param, 0, param.numel()))
-                places.append(Place(master.param, master.start + start - offset, stop - start))
+                places.append(Place(stepped[i].param, stepped[i].start + start - offset, stop - start))
             offset += param.numel()
         self.layout = ShardLayout(segments)
         self.placement = Placement(
             self.layout,
             places,
-            stepped=[(name, masters.get(param, Place(param, 0, param.numel()))) for name, param in named],
+            stepped=[(name, place) for (name, _), place in zip(named, stepped, strict=True)],
             names=[name for name, _ in named],
             device=named[0][1].device,
         )

@@ -61,7 +61,7 @@ class SparseStream:
         if exchange is None:
             return dense_bytes(layout.numel, self._context.peers.size)
         shared = self._compressor.shared_indices
-        return exchange.wire_bytes(k, layout.sparse_numel, layout.numel - layout.sparse_numel, shared=shared)
+        return exchange.wire_bytes(k, layout.sparse_numel, layout.dense_numel, shared=shared)
 
     def _entries(self, step: int) -> int:
         numel = self._context.layout.sparse_numel
@@ -78,7 +78,7 @@ class SparseStream:
         if k == 0 or peers.size == 1:
             return None
         exchange, reason = choose_exchange(
-            config.exchange, config.fallback, peers, k, layout.sparse_numel, layout.numel - layout.sparse_numel,
+            config.exchange, config.fallback, peers, k, layout.sparse_numel, layout.dense_numel,
             shared=self._compressor.shared_indices,
         )  # fmt: skip
         if reason and k < layout.sparse_numel:  # whoever asks for everything need not be told that it is dense
