@@ -46,6 +46,11 @@ def check_int(name: str, value: int, low: int, high: int, high_meaning: str = ""
         raise ValueError(f"{name} must be in {low}..{high}{meaning}, got {value}")
 
 
+def check_name(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
 def check_residual(residual: Tensor) -> None:
     check_vector("residual", residual)
     if residual.numel() > MAX_ELEMENTS:

@@ -11,7 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .reference_codec import decode_indices, decode_values, encode_indices, encode_values_
 from .types import MAGNITUDE_MASK, NAN_KEY, Accumulation, Selection, band_start
+
+__all__ = [
+    "accumulate_",
+    "chunked_topk_",
+    "decode_indices",
+    "decode_values",
+    "encode_indices",
+    "encode_values_",
+    "magnitude_keys",
+    "mstopk_",
+    "scatter_add_",
+    "topk_",
+]
 
 _KEY_BITS = 31
 

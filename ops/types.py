@@ -1,4 +1,4 @@
-"""What the selection calls take and return; shared by every tier."""
+"""What the calls take and return; shared by every tier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+from .layout import IndexLayout
 
 MAGNITUDE_MASK = 0x7FFFFFFF  # fp32 bits without the sign: as integers they order like the magnitudes
 NAN_KEY = 0x7F800001  # every NaN counts as this one, whatever its payload: above Inf, and ties among NaNs
@@ -23,6 +25,13 @@ class Selection(NamedTuple):
     indices: Tensor  # int32 [k], strictly ascending
     threshold: Tensor  # fp32 []; see the call that made the selection
     candidates: Tensor  # int64 []; entries that were looked at twice: a measure of work, not of the result
+
+
+class Decoded(NamedTuple):
+    """Decoded indices, and whether the bytes were sound; both on the device of the bytes, nothing waits for it."""
+
+    indices: Tensor  # int32 [k], strictly ascending, in 0..n-1
+    corrupt: Tensor  # int32 []; 1: the bytes encode no such indices, and 0..k-1 stand in for them; else 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,14 @@ class Tier(Protocol):
     def chunked_topk_(self, residual: Tensor, accumulation: Accumulation | None, k_c: int, chunk: int) -> Selection: ...
 
     def scatter_add_(self, out: Tensor, indices: Tensor, values: Tensor) -> None: ...
+
+    def encode_indices(self, indices: Tensor, layout: IndexLayout, out: Tensor) -> None: ...
+
+    def decode_indices(self, encoded: Tensor, layout: IndexLayout) -> Decoded: ...
+
+    def encode_values_(self, values: Tensor, dtype: str, out: Tensor) -> None: ...
+
+    def decode_values(self, encoded: Tensor, k: int, dtype: str) -> Tensor: ...
 
 
 def chunked_count(n: int, k_c: int, chunk: int = CHUNK) -> int:

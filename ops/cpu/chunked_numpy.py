@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..reference_codec import decode_indices, decode_values, encode_indices, encode_values_  # fast enough as they are
 from ..types import MAGNITUDE_MASK, NAN_KEY, Accumulation, Selection, band_start
+
+__all__ = [
+    "chunked_topk_",
+    "decode_indices",
+    "decode_values",
+    "encode_indices",
+    "encode_values_",
+    "mstopk_",
+    "scatter_add_",
+    "topk_",
+]
 
 BLOCK = 256 * 1024  # elements a step: 1 MiB of fp32, which the second-level cache holds
 _LINES, _LINE = 1024, 16

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import reference_codec
 from ..types import MAGNITUDE_MASK, Accumulation, Selection, chunked_count
 
 _SOURCES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -85,6 +86,11 @@ class NativeTier:
         )
         if status:
             raise ValueError(f"indices must ascend strictly within 0..{out.numel() - 1}; nothing was added")
+
+    encode_indices = staticmethod(reference_codec.encode_indices)
+    decode_indices = staticmethod(reference_codec.decode_indices)
+    encode_values_ = staticmethod(reference_codec.encode_values_)
+    decode_values = staticmethod(reference_codec.decode_values)
 
     def _threads_for(self, n: int) -> int:
         if self.threads is not None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import reference_codec
 from ..types import Accumulation, Selection, chunked_count
 
 THREADS, SAMPLE_THREADS, TILE, SAMPLES = 256, 512, 4096, 16384  # as in the sources
@@ -101,6 +102,11 @@ class CudaTier:
         call.launch(call.module, "chunked", -(-n // chunk), THREADS, arguments)
         looked_at.fill_(n)
         return call.selection
+
+    encode_indices = staticmethod(reference_codec.encode_indices)
+    decode_indices = staticmethod(reference_codec.decode_indices)
+    encode_values_ = staticmethod(reference_codec.encode_values_)
+    decode_values = staticmethod(reference_codec.decode_values)
 
     def scatter_add_(self, out: Tensor, indices: Tensor, values: Tensor) -> None:
         k = indices.numel()
