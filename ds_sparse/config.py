@@ -46,11 +46,12 @@ class Settings(BaseModel):
 
 
 class CompressorSettings(Settings):
-    type: Literal["mstopk", "topk", "randomk", "identity"] = Field(
+    type: Literal["mstopk", "topk", "chunked_topk", "randomk", "identity"] = Field(
         "mstopk",
         description="Which entries of a shard are sent. `mstopk`: exact top-k from one streaming pass over a sampled "
         "threshold, or the paper's threshold search when `samplings` is given; `topk`: exact top-k, by that same pass; "
-        "`randomk`: the same random entries on every node, so that no indices are sent; `identity`: all of them.",
+        "`chunked_topk`: as many entries out of every 4096; `randomk`: the same random entries on every node, so that "
+        "no indices are sent; `identity`: all of them.",
     )
     density: Density = Field(0.01, description="Share of the entries that is sent, k/n in (0, 1].")
     samplings: Annotated[StrictInt, Field(ge=1, le=100)] | None = Field(
@@ -79,17 +80,39 @@ class ErrorFeedbackSettings(Settings):
     )
 
 
+class LinkSettings(Settings):
+    gbit_per_second: Annotated[Number, Field(gt=0.0)] = Field(
+        10.0, description="Bandwidth of a node's link to the other nodes; its ranks share it."
+    )
+    latency_us: Annotated[Number, Field(ge=0.0)] = Field(
+        100.0, description="Time of a small message from node to node, in microseconds."
+    )
+
+
 class ExchangeSettings(Settings):
-    type: Literal["cheapest", "all_gather", "dense"] = Field(
+    type: Literal["cheapest", "all_gather", "reduce_scatter", "dense"] = Field(
         "cheapest",
-        description="How payloads become a mean. `all_gather`: every peer gets every payload (HiTopKComm); `dense`: "
-        "payloads are expanded and all-reduced; `cheapest`: whichever sends fewer bytes for this density and number "
-        "of nodes.",
+        description="How payloads become a mean. `all_gather`: every peer gets every payload (HiTopKComm), at a cost "
+        "that grows with the nodes; `reduce_scatter`: each peer sums a range of the indices and passes on the largest "
+        "sums, at a cost that does not; `dense`: payloads are expanded and all-reduced; `cheapest`: whichever is "
+        "fastest by the cost model for this density, number of nodes and `link`.",
     )
-    value_dtype: Literal["fp32"] = Field("fp32", description="Type of the values on the wire.")
-    index_encoding: Literal["smallest", "int32", "elias_fano", "bitmap"] = Field(
-        "smallest", description="How indices become bytes; `smallest` decides by formula from the density."
+    value_dtype: Literal["fp32", "bf16", "fp16", "int8", "int4", "int2"] = Field(
+        "fp32",
+        description="Type of the values on the wire. Integers share a scale in blocks of 128. What rounding loses is "
+        "kept by error feedback.",
     )
+    index_encoding: Literal["smallest", "int32", "elias_fano", "bitmap", "chunk12"] = Field(
+        "smallest",
+        description="How indices become bytes; `smallest` decides by formula from the density; `chunk12` is for "
+        "compressor `chunked_topk` only.",
+    )
+    chunks: Annotated[StrictInt, Field(ge=1, le=64)] = Field(
+        1,
+        description="`all_gather`: regions of a shard that are selected, sent and summed in turn, each while its "
+        "neighbours are in another stage. Every region sends its own share of the entries.",
+    )
+    link: LinkSettings = Field(default_factory=LinkSettings)
 
 
 class TopologySettings(Settings):
@@ -168,8 +191,8 @@ class CommunicationConfig(Settings):
     )
     fallback: Literal["dense", "off", "error"] = Field(
         "dense",
-        description="When compressed messages would be larger than dense ones: `dense` sends dense and says so, "
-        "`off` compresses all the same, `error` refuses to start.",
+        description="When dense communication would be faster by the cost model: `dense` sends dense and says "
+        "so, `off` compresses all the same, `error` refuses to start.",
     )
     monitor: MonitorSettings = Field(default_factory=MonitorSettings)
 
@@ -210,11 +233,7 @@ def _check_combinations(config: CommunicationConfig) -> None:
         "compressor.samplings", compressor.samplings, f"with type 'mstopk' only, not '{compressor.type}'",
         "leave it out, or set compressor.type to 'mstopk'",
     )
-    _refuse(
-        compressor.type == "identity" and config.exchange.type == "all_gather",
-        "exchange.type", "all_gather", "'dense' or 'cheapest' with compressor.type 'identity', which has no indices",
-        "leave exchange.type out",
-    )
+    _check_exchange(config)
     _refuse(
         feedback.momentum > 0 and config.method != "sparse_gradient",
         "error_feedback.momentum", feedback.momentum, f"0 with method '{config.method}'",
@@ -230,6 +249,32 @@ def _check_combinations(config: CommunicationConfig) -> None:
         config.method != "sparse_momentum" and "sparse_momentum" in config.model_fields_set,
         "sparse_momentum", config.sparse_momentum.model_dump(exclude_unset=True),
         f"left out with method '{config.method}'", "remove the block, or set method to 'sparse_momentum'",
+    )
+
+
+def _check_exchange(config: CommunicationConfig) -> None:
+    compressor, exchange = config.compressor, config.exchange
+    _refuse(
+        compressor.type == "identity" and exchange.type in ("all_gather", "reduce_scatter"),
+        "exchange.type", exchange.type, "'dense' or 'cheapest' with compressor.type 'identity', which has no indices",
+        "leave exchange.type out",
+    )
+    _refuse(
+        exchange.index_encoding == "chunk12"
+        and (compressor.type != "chunked_topk" or exchange.type != "all_gather"),
+        "exchange.index_encoding", "chunk12",
+        "with compressor.type 'chunked_topk' and exchange.type 'all_gather' only, where every 4096 entries send as "
+        "many", "leave index_encoding out",
+    )
+    _refuse(
+        exchange.type == "dense" and exchange.value_dtype != "fp32",
+        "exchange.value_dtype", exchange.value_dtype, "'fp32' with exchange.type 'dense', which sends sums",
+        "leave one of the two out",
+    )
+    _refuse(
+        exchange.chunks > 1 and exchange.type in ("reduce_scatter", "dense"),
+        "exchange.chunks", exchange.chunks, f"1 with exchange.type '{exchange.type}'",
+        "set exchange.type to 'all_gather', or leave chunks out",
     )
 
 

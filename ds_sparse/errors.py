@@ -17,6 +17,13 @@ class InactiveError(RuntimeError):
     """Compressed communication is switched on but did not take part in a training step."""
 
 
+class WireError(RuntimeError):
+    """A peer's message is not what it should be: truncated, damaged, or of another step or configuration.
+
+    The message names the node, the step and what was found.
+    """
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the nearest of `known`, or an empty string when none is near."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.6)

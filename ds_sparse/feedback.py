@@ -1,13 +1,16 @@
-"""ErrorFeedback: the residual, the only state that compression of a shard needs."""
+"""ErrorFeedback: what was not sent yet, the only state that compression of a shard needs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from .compressors.base import Accumulation, Compressor
+from . import ops
+from .compressors.base import Accumulation, Quota
 from .config import ErrorFeedbackSettings
 from .ops.reference import accumulate_
-from .payload import Payload
+from .payload import Form, Payload
 from .shard import ShardLayout
 
 
@@ -19,53 +22,102 @@ class ErrorFeedback:
 
     Args:
         layout: of the shard; its compressed region has a residual, its excluded region does not need one.
+        owns: whether this rank also keeps what an exchange summed and did not pass on.
 
     Attributes:
         residual: fp32 [sparse_numel]; zeros where feedback is switched off.
+        owned: fp32 [sparse_numel], or None: the second residual, of sums over nodes; zeros outside of the range that
+            this rank owned last.
         velocity: fp32 [sparse_numel], or None without momentum.
         dense_velocity: fp32 [dense_numel], or None: ordinary momentum of the excluded entries.
     """
 
-    def __init__(self, layout: ShardLayout, device: torch.device, settings: ErrorFeedbackSettings) -> None:
+    def __init__(
+        self, layout: ShardLayout, device: torch.device, settings: ErrorFeedbackSettings, *, owns: bool = False
+    ) -> None:
         self._settings = settings
         self.residual = torch.zeros(layout.sparse_numel, device=device)
+        self.owned = torch.zeros_like(self.residual) if owns else None
+        self._owned_range = slice(0, layout.sparse_numel)  # a superset of where `owned` is not zero
         self.velocity = self.dense_velocity = None
         if settings.momentum:
             self.velocity = torch.zeros_like(self.residual)
             self.dense_velocity = torch.zeros(layout.dense_numel, device=device)
 
-    def take_(self, compressor: Compressor, grad: torch.Tensor, k: int, step: int) -> Payload:
-        """Adds `grad` [sparse_numel] to what is kept and takes k entries out of it."""
-        if k == self.residual.numel():
-            return self._everything(grad, compressor.shared_indices)
-        payload = compressor.take_(self.residual, self._accumulation(grad), k, step)
+    def take_(self, quota: Quota, grad: torch.Tensor, step: int, region: slice) -> Payload:
+        """Adds `grad`, the part `region` of the vector, to what is kept there and takes entries out of it."""
+        residual, form = self.residual[region], quota.form(region)
+        if form.k == form.numel:
+            indices = torch.arange(form.k, dtype=torch.int32, device=grad.device)
+            return Payload(self.take_all_(grad, region), indices, form)
+        payload = quota.compressor.take_(residual, self._accumulation(grad, region), form, step)
         if not self._settings.enabled:
-            self.residual.zero_()
+            residual.zero_()
         return payload
 
-    def take_all_(self, grad: torch.Tensor) -> torch.Tensor:
-        """Adds `grad` [sparse_numel] to what is kept and takes everything out of it.
+    def take_all_(self, grad: torch.Tensor, region: slice = slice(None)) -> torch.Tensor:
+        """Adds `grad` to what is kept and takes everything out of it.
 
         The velocity goes on: nothing was held back, so there is nothing that it would count twice.
         """
-        accumulate_(self.residual, self._accumulation(grad))
-        taken = self.residual.clone()
-        self.residual.zero_()
+        residual = self.residual[region]
+        accumulate_(residual, self._accumulation(grad, region))
+        self._disown(slice(0, 0), region)
+        taken = residual.clone()
+        residual.zero_()
         return taken
 
-    def _everything(self, grad: torch.Tensor, shared: bool) -> Payload:
-        indices = torch.arange(grad.numel(), dtype=torch.int32, device=grad.device)
-        return Payload(self.take_all_(grad), indices, grad.numel(), shared)
+    def give_back_(self, indices: torch.Tensor, lost: torch.Tensor, region: slice) -> None:
+        """Keeps what rounding on the wire lost: fp32 [k] at the ascending int32 `indices` [k] of `region`."""
+        if self._settings.enabled:
+            ops.scatter_add_(self.residual[region], indices, lost)
 
-    def _accumulation(self, grad: torch.Tensor) -> Accumulation:
-        momentum = self._settings.momentum if self.velocity is not None else None
-        return Accumulation(grad, self._settings.decay, momentum, self.velocity)
+    def take_owned_(self, summed: torch.Tensor, k: int, region: slice) -> Payload:
+        """Adds `summed`, the nodes' sum over the `region` that this rank owns now, and takes the k largest out of it.
+
+        What was kept for places that others own now goes into `residual`, so that they get it from there.
+        """
+        assert self.owned is not None
+        self._disown(region, slice(0, self.owned.numel()))
+        self._owned_range = region
+        kept = self.owned[region]
+        chosen = ops.ef_topk_(kept, summed, k, decay=self._settings.decay)
+        if not self._settings.enabled:
+            kept.zero_()
+        return Payload(chosen.values, chosen.indices, Form(k, kept.numel()))
+
+    def give_back_owned_(self, indices: torch.Tensor, lost: torch.Tensor) -> None:
+        """`give_back_` for what `take_owned_` took."""
+        assert self.owned is not None
+        if self._settings.enabled:
+            ops.scatter_add_(self.owned[self._owned_range], indices, lost)
+
+    def _disown(self, keep: slice, region: slice) -> None:
+        """Moves what is owned in `region`, but outside of `keep`, into the residual."""
+        if self.owned is None:
+            return
+        start, stop, _ = region.indices(self.owned.numel())
+        first, last = max(start, self._owned_range.start), min(stop, self._owned_range.stop)
+        for part in (slice(first, min(last, keep.start)), slice(max(first, keep.stop), last)):
+            if part.start < part.stop:
+                self.residual[part] += self.owned[part]
+                self.owned[part] = 0.0
+
+    def _accumulation(self, grad: torch.Tensor, region: slice) -> Accumulation:
+        if self.velocity is None:
+            return Accumulation(grad, self._settings.decay)
+        return Accumulation(grad, self._settings.decay, self._settings.momentum, self.velocity[region])
 
     def take_dense_(self, grad: torch.Tensor) -> torch.Tensor:
         """What to send for the excluded entries `grad`: all of it, after the momentum."""
         if self.dense_velocity is None:
             return grad
         return self.dense_velocity.mul_(self._settings.momentum).add_(grad)
+
+    def norm(self) -> float:
+        """L2 norm of what was not sent."""
+        kept = [self.residual] if self.owned is None else [self.residual, self.owned]
+        return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(tensor) for tensor in kept])))
 
     def reset(self) -> None:
         """Forgets everything that was not sent."""
@@ -74,5 +126,36 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The live tensors, by name."""
-        state = {"residual": self.residual, "velocity": self.velocity, "dense_velocity": self.dense_velocity}
+        state = {
+            "residual": self.residual,
+            "owned": self.owned,
+            "velocity": self.velocity,
+            "dense_velocity": self.dense_velocity,
+        }
         return {name: tensor for name, tensor in state.items() if tensor is not None}
+
+    def loaded(self) -> None:
+        """To be called when the tensors were changed from outside: they may be nonzero anywhere."""
+        self._owned_range = slice(0, self.residual.numel())
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this node has to send at one step; an exchange takes it, all at once or region by region.
+
+    Attributes:
+        vector: fp32 [numel], this node's; a region of it may be overwritten once it was taken.
+        step: the same number on all ranks.
+    """
+
+    feedback: ErrorFeedback
+    quota: Quota
+    vector: torch.Tensor
+    step: int
+
+    @property
+    def whole(self) -> slice:
+        return slice(0, self.quota.numel)
+
+    def take_(self, region: slice) -> Payload:
+        return self.feedback.take_(self.quota, self.vector[region], self.step, region)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from .accounting import CommStats
-from .exchange import dense_bytes
+from .costs import dense_bytes
 from .links import Link
 from .methods import METHODS, Context
 

@@ -20,7 +20,7 @@ class DensitySchedule:
         stage = step // self._settings.steps_per_density if stages else 0
         return stages[stage] if stage < len(stages) else self.final
 
-
-def entries(density: float, numel: int) -> int:
-    """k for `numel` entries: at least one, at most all; rounded up, so that the density asked for is reached."""
-    return min(numel, max(1, -(-round(density * numel * 1e6) // 1_000_000)))
+    @property
+    def densities(self) -> tuple[float, ...]:
+        """All there will be, in turn."""
+        return (*self._settings.densities, self.final)

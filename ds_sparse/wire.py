@@ -1,153 +1,143 @@
-"""How a payload becomes bytes.
+"""How a payload becomes bytes, and back.
 
-A message holds, in this order,
+A message holds, in this order, each part padded with zeros to a multiple of 4 bytes,
 
-    values of the payload       fp32 [k]
-    values of excluded entries  fp32 [dense_numel]
-    indices of the payload      encoded; absent when the payload is shared
-    zeros                       up to a multiple of 4 bytes
+    header    24 bytes: "ds", version u8, value dtype u8, index encoding u16, k_c u16, step u32, k u32, n u32, and the
+              CRC-32 of these 20 bytes; little-endian
+    values    in the value dtype; block-quantized ones behind the scales of their blocks
+    indices   encoded; absent when the payload is shared
 
-so that values are aligned, also where many messages stand behind each other. The length follows from k, n and
-dense_numel alone, which all peers know: no lengths are exchanged, and messages of one step are equally long on all
-peers.
-
-Index encodings, in bytes for k ascending indices below n:
-
-    int32        4 k
-    elias_fano   k low bits of floor(log2(n/k)) each, then the high parts in unary: at most 2 + log2(n/k) bits an index
-    bitmap       n/8
+The length follows from the payload's form, which all peers know: no lengths are exchanged. docs/kernels.md has the
+layout of values and indices to the bit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import NamedTuple
+import struct
+import zlib
+from collections.abc import Sequence
 
 import torch
 
-from .payload import Payload
+from . import ops
+from .errors import WireError
+from .payload import Form, Payload
 
-
-class IndexEncoding(NamedTuple):
-    """One way to write ascending indices. Sizes are bytes; `encode` and `decode` take (indices or bytes, k, n)."""
-
-    size: Callable[[int, int], int]
-    encode: Callable[[torch.Tensor, int, int], torch.Tensor]
-    decode: Callable[[torch.Tensor, int, int], torch.Tensor]
+VERSION = 1
+_FIELDS = struct.Struct("<2sBBHHIII")
+HEADER_BYTES = _FIELDS.size + 4
+_FIELD_NAMES = ("mark", "version", "value dtype", "index encoding", "entries per chunk", "step", "count", "numel")
+INDEX_ENCODINGS = ("int32", "elias_fano", "bitmap", "chunk12")
+VALUE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4", "int2")
 
 
 class Wire:
     """Encodes and decodes messages.
 
     Args:
-        index_encoding: a key of `INDEX_ENCODINGS`, or "smallest" to take the shortest one by formula.
+        value_dtype: of `VALUE_DTYPES`.
+        index_encoding: of `INDEX_ENCODINGS`, or "smallest" to take the shortest one by formula.
     """
 
-    def __init__(self, index_encoding: str) -> None:
-        self._candidates = list(INDEX_ENCODINGS) if index_encoding == "smallest" else [index_encoding]
+    def __init__(self, value_dtype: str, index_encoding: str) -> None:
+        self._dtype = value_dtype
+        self._candidates = INDEX_ENCODINGS if index_encoding == "smallest" else (index_encoding,)
 
-    def index_encoding(self, k: int, n: int) -> str:
-        """The encoding in use for k of n indices; of equally short ones the first."""
-        return min(self._candidates, key=lambda name: INDEX_ENCODINGS[name].size(k, n))
+    @property
+    def exact(self) -> bool:
+        """Whether values arrive as they were sent."""
+        return self._dtype == "fp32"
 
-    def message_bytes(self, k: int, n: int, dense_numel: int, *, shared: bool) -> int:
+    def index_encoding(self, form: Form) -> str:
+        """The encoding in use; of equally short ones the first."""
+        usable = [name for name in self._candidates if name != "chunk12" or form.k_c is not None]
+        return min(usable, key=lambda name: ops.index_bytes(name, form.k, form.numel, form.k_c))
+
+    def message_bytes(self, form: Form) -> int:
         """Length of a message without building it."""
-        index_bytes = 0 if shared else INDEX_ENCODINGS[self.index_encoding(k, n)].size(k, n)
-        return 4 * (k + dense_numel + -(-index_bytes // 4))
+        return HEADER_BYTES + ops.value_bytes(self._dtype, form.k) + self._index_bytes(form)
 
-    def encode(self, payload: Payload, dense: torch.Tensor) -> torch.Tensor:
-        """The message uint8 [message_bytes] for `payload` and the excluded entries `dense` fp32 [dense_numel]."""
-        parts = [payload.values.view(torch.uint8), dense.contiguous().view(torch.uint8)]
-        if not payload.shared:
-            k = payload.values.numel()
-            encoding = INDEX_ENCODINGS[self.index_encoding(k, payload.numel)]
-            encoded = encoding.encode(payload.indices, k, payload.numel)
-            parts.append(torch.nn.functional.pad(encoded, (0, -encoded.numel() % 4)))
-        return torch.cat(parts)
+    def encode_(self, payload: Payload, step: int) -> torch.Tensor:
+        """The message uint8 [message_bytes] for `payload`, whose values become what rounding lost of them."""
+        form, values = payload.form, payload.values
+        message = torch.empty(self.message_bytes(form), dtype=torch.uint8, device=values.device)
+        header, value_part, index_part = self._split(message, form)
+        header.copy_(self._header(form, step))
+        ops.encode_values_(values, self._dtype, out=value_part)
+        if not form.shared:
+            ops.encode_indices(payload.indices, form.numel, self.index_encoding(form), k_c=form.k_c, out=index_part)
+        return message
 
-    def decode(self, message: torch.Tensor, own: Payload) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Values fp32 [k], indices int32 [k] and excluded entries fp32 of a peer's message.
+    def decode(
+        self, messages: Sequence[torch.Tensor], forms: Sequence[Form], step: int, shared: torch.Tensor | None = None
+    ) -> list[Payload]:
+        """The payloads of one message from each peer.
 
         Args:
-            own: this rank's payload of the same step, which has the same k, n and `shared`.
+            messages: uint8, in the order of the peers.
+            forms: what each peer was to send.
+            step: at which it was to send it.
+            shared: the indices int32 [k] of payloads whose form is shared.
+
+        Raises:
+            WireError: a message is not what its peer was to send. Whatever the bytes are, nothing is read or written
+                outside of the message and of its payload.
         """
-        k, n = own.values.numel(), own.numel
-        if own.shared:
-            floats = message.view(torch.float32)
-            return floats[:k], own.indices, floats[k:]
-        encoding = INDEX_ENCODINGS[self.index_encoding(k, n)]
-        size = encoding.size(k, n)
-        values_end = message.numel() - 4 * -(-size // 4)
-        floats = message[:values_end].view(torch.float32)
-        return floats[:k], encoding.decode(message[values_end : values_end + size], k, n), floats[k:]
+        payloads, faults = [], []
+        for peer, (message, form) in enumerate(zip(messages, forms, strict=True)):
+            if message.numel() != self.message_bytes(form):
+                raise WireError(
+                    f"the message of node {peer} at step {step} has {message.numel()} bytes instead of "
+                    f"{self.message_bytes(form)}: it was truncated, or the nodes do not run the same configuration"
+                )
+            payload, fault = self._decode_one(message, form, step, shared)
+            payloads.append(payload)
+            faults.append(fault)
+        if faults and (faulty := torch.stack(faults).nonzero().flatten().tolist()):  # the one wait for the device
+            peer = faulty[0]
+            raise WireError(self._explain(peer, messages[peer], forms[peer], step))
+        return payloads
 
+    def _decode_one(
+        self, message: torch.Tensor, form: Form, step: int, shared: torch.Tensor | None
+    ) -> tuple[Payload, torch.Tensor]:
+        """A payload, and a bool [] that says whether anything was wrong with the message."""
+        header, value_part, index_part = self._split(message, form)
+        fault = (header != self._header(form, step).to(header.device)).any()
+        values = ops.decode_values(value_part, form.k, self._dtype)
+        if form.shared:
+            assert shared is not None
+            return Payload(values, shared, form), fault
+        decoded = ops.decode_indices(index_part, form.k, form.numel, self.index_encoding(form), k_c=form.k_c)
+        return Payload(values, decoded.indices, form), fault | (decoded.corrupt != 0)
 
-def _low_bits(k: int, n: int) -> int:
-    return max(0, int(math.log2(n / k))) if k else 0
+    def _split(self, message: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Header, values and indices of a message, as views."""
+        middle = HEADER_BYTES + ops.value_bytes(self._dtype, form.k)
+        return message[:HEADER_BYTES], message[HEADER_BYTES:middle], message[middle:]
 
+    def _index_bytes(self, form: Form) -> int:
+        return 0 if form.shared else ops.index_bytes(self.index_encoding(form), form.k, form.numel, form.k_c)
 
-def _elias_fano_sizes(k: int, n: int) -> tuple[int, int]:
-    """Bytes of the low and of the high part."""
-    if not k:
-        return 0, 0
-    low = _low_bits(k, n)
-    return -(-k * low // 8), -(-(k + ((n - 1) >> low)) // 8)
+    def _fields(self, form: Form, step: int) -> tuple[bytes | int, ...]:
+        encoding = 0 if form.shared else 1 + INDEX_ENCODINGS.index(self.index_encoding(form))
+        return (
+            b"ds", VERSION, VALUE_DTYPES.index(self._dtype), encoding, form.k_c or 0, step & 0xFFFFFFFF, form.k,
+            form.numel,
+        )  # fmt: skip
 
+    def _header(self, form: Form, step: int) -> torch.Tensor:
+        fields = _FIELDS.pack(*self._fields(form, step))
+        return torch.frombuffer(bytearray(fields + struct.pack("<I", zlib.crc32(fields))), dtype=torch.uint8)
 
-def _elias_fano_encode(indices: torch.Tensor, k: int, n: int) -> torch.Tensor:
-    if not k:
-        return indices.new_empty(0, dtype=torch.uint8)
-    low = _low_bits(k, n)
-    # 1. Low parts: `low` bits of each index, most significant first.
-    shifts = torch.arange(low - 1, -1, -1, device=indices.device, dtype=torch.int32)
-    low_part = _pack_bits(((indices.unsqueeze(1) >> shifts) & 1).flatten())
-    # 2. High parts: index i sets bit (high_i + i), which grows strictly.
-    bits = torch.zeros(8 * _elias_fano_sizes(k, n)[1], dtype=torch.uint8, device=indices.device)
-    bits[(indices >> low).long() + torch.arange(k, device=indices.device)] = 1
-    return torch.cat([low_part, _pack_bits(bits)])
-
-
-def _elias_fano_decode(encoded: torch.Tensor, k: int, n: int) -> torch.Tensor:
-    if not k:
-        return encoded.new_empty(0, dtype=torch.int32)
-    low = _low_bits(k, n)
-    low_bytes = _elias_fano_sizes(k, n)[0]
-    positions = _unpack_bits(encoded[low_bytes:]).nonzero().flatten()
-    high = (positions - torch.arange(k, device=encoded.device)).to(torch.int32) << low
-    bits = _unpack_bits(encoded[:low_bytes])[: k * low].view(k, low).to(torch.int32)
-    shifts = torch.arange(low - 1, -1, -1, device=encoded.device, dtype=torch.int32)
-    return high + (bits << shifts).sum(dim=1, dtype=torch.int32)
-
-
-def _bitmap_encode(indices: torch.Tensor, k: int, n: int) -> torch.Tensor:
-    bits = torch.zeros(8 * (-(-n // 8)), dtype=torch.uint8, device=indices.device)
-    bits[indices.long()] = 1
-    return _pack_bits(bits)
-
-
-def _bitmap_decode(encoded: torch.Tensor, k: int, n: int) -> torch.Tensor:
-    return _unpack_bits(encoded).nonzero().flatten().to(torch.int32)
-
-
-def _pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Integers in {0, 1} to bytes, first bit most significant; the last byte is filled with zeros."""
-    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
-    weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=bits.device)
-    return (padded * weights).sum(dim=1, dtype=torch.uint8)
-
-
-def _unpack_bits(packed: torch.Tensor) -> torch.Tensor:
-    shifts = torch.arange(7, -1, -1, device=packed.device, dtype=torch.uint8)
-    return ((packed.unsqueeze(1) >> shifts) & 1).flatten()
-
-
-INDEX_ENCODINGS = {
-    "int32": IndexEncoding(
-        lambda k, n: 4 * k,
-        lambda indices, k, n: indices.to(torch.int32).view(torch.uint8),
-        lambda encoded, k, n: encoded.view(torch.int32),
-    ),
-    "elias_fano": IndexEncoding(lambda k, n: sum(_elias_fano_sizes(k, n)), _elias_fano_encode, _elias_fano_decode),
-    "bitmap": IndexEncoding(lambda k, n: -(-n // 8), _bitmap_encode, _bitmap_decode),
-}
+    def _explain(self, peer: int, message: torch.Tensor, form: Form, step: int) -> str:
+        """What is wrong with a message."""
+        start = f"the message of node {peer} at step {step}"
+        header = message[:HEADER_BYTES].cpu().numpy().tobytes()
+        fields, checksum = header[: _FIELDS.size], header[_FIELDS.size :]
+        if struct.pack("<I", zlib.crc32(fields)) != checksum:
+            return f"{start} is damaged: the checksum of its header does not fit"
+        for name, got, expected in zip(_FIELD_NAMES, _FIELDS.unpack(fields), self._fields(form, step), strict=True):
+            if got != expected:
+                return f"{start} has {name} {got} instead of {expected}: the nodes are out of step or differ in setup"
+        return f"{start} is damaged: its indices do not ascend within {form.numel} entries"

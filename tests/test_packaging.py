@@ -34,8 +34,9 @@ LAYERS = (
     {"level2", "monitor", "planner"},
     {"methods"},
     {"optim", "schedule"},
-    {"exchange", "feedback"},
-    {"compressors"},
+    {"exchange"},
+    {"feedback"},
+    {"compressors", "costs"},
     {"accounting", "data", "links", "ops", "payload", "shard", "topology", "wire"},
     {"config", "config_text", "errors", "_version"},
 )

@@ -49,7 +49,7 @@ class CompressedCommunication:
     def residual_norm(self) -> float:
         """L2 norm of all that this rank has not sent yet."""
         feedback = self._level2.method.feedback
-        return 0.0 if feedback is None else float(torch.linalg.vector_norm(feedback.residual))
+        return 0.0 if feedback is None else feedback.norm()
 
     def reset(self) -> None:
         """Forgets all that was not sent, and DGC's momentum, which is kept with it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ops.reference import accumulate_
-from ..payload import Payload
+from ..payload import Form, Payload
 from .base import Accumulation, Compressor, take_at_
 
 
@@ -14,7 +14,10 @@ class Identity(Compressor):
 
     shared_indices = True
 
-    def take_(self, residual: torch.Tensor, added: Accumulation, k: int, step: int) -> Payload:
+    def form(self, density: float, n: int) -> Form:
+        return Form(n, n, shared=True)
+
+    def take_(self, residual: torch.Tensor, added: Accumulation, form: Form, step: int) -> Payload:
         accumulate_(residual, added)
         indices = torch.arange(residual.numel(), device=residual.device)
-        return Payload(take_at_(residual, added, indices), indices.to(torch.int32), residual.numel(), shared=True)
+        return Payload(take_at_(residual, added, indices), indices.to(torch.int32), form)

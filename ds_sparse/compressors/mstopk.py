@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import ops
-from ..payload import Payload
+from ..payload import Form, Payload
 from .base import Accumulation, Compressor
 
 
@@ -24,9 +24,9 @@ class MSTopK(Compressor):
     def __init__(self, samplings: int, seed: int) -> None:
         self._samplings, self._seed = samplings, seed
 
-    def take_(self, residual: torch.Tensor, added: Accumulation, k: int, step: int) -> Payload:
+    def take_(self, residual: torch.Tensor, added: Accumulation, form: Form, step: int) -> Payload:
         chosen = ops.mstopk_(
-            residual, k, samplings=self._samplings, seed=(self._seed << 32) + step,
+            residual, form.k, samplings=self._samplings, seed=(self._seed << 32) + step,
             grad=added.grad, decay=added.decay, momentum=added.momentum, velocity=added.velocity,
         )  # fmt: skip
-        return Payload(chosen.values, chosen.indices, residual.numel())
+        return Payload(chosen.values, chosen.indices, form)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..ops.reference import accumulate_
-from ..payload import Payload
+from ..payload import Form, Payload
 from .base import Accumulation, Compressor, take_at_
 
 
@@ -25,10 +25,10 @@ class RandomK(Compressor):
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def take_(self, residual: torch.Tensor, added: Accumulation, k: int, step: int) -> Payload:
+    def take_(self, residual: torch.Tensor, added: Accumulation, form: Form, step: int) -> Payload:
         accumulate_(residual, added)
-        indices = self._draw(residual.numel(), k, step).to(residual.device)
-        return Payload(take_at_(residual, added, indices), indices.to(torch.int32), residual.numel(), shared=True)
+        indices = self._draw(form.numel, form.k, step).to(residual.device)
+        return Payload(take_at_(residual, added, indices), indices.to(torch.int32), form)
 
     def _draw(self, n: int, k: int, step: int) -> torch.Tensor:
         """Ascending int64 [k] in [0, n)."""

@@ -6,8 +6,13 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from .. import ops
+from ..compressors import Quota
+from ..costs import Cost
+from ..feedback import Offer
 from ..links import Link
 from ..payload import Payload
+from ..wire import Wire
 
 
 class Exchange(ABC):
@@ -17,24 +22,42 @@ class Exchange(ABC):
         peers: link to the ranks that own the same shard on the other nodes.
     """
 
+    owns = False  # whether `ErrorFeedback.owned` is needed
+
     def __init__(self, peers: Link) -> None:
         self._peers = peers
 
     @abstractmethod
-    def mean_(self, payload: Payload, dense: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the mean over peers into `out`.
+    def mean_(self, offer: Offer, vector: torch.Tensor) -> None:
+        """Replaces this rank's vector by the mean over peers of what was sent.
 
         Args:
-            payload: what this rank sends of the compressed region.
-            dense: fp32 [dense_numel], this rank's excluded entries.
-            out: fp32 [payload.numel + dense_numel]; overwritten. Bitwise the same on all peers afterwards.
+            offer: of the leading, compressed region, which is `vector[offer.whole]`.
+            vector: fp32 [numel]; behind the compressed region stand the excluded entries, all of which are sent.
+                Bitwise the same on all peers afterwards.
         """
 
     @abstractmethod
-    def wire_bytes(self, k: int, n: int, dense_numel: int, *, shared: bool) -> int:
-        """Bytes that a rank sends for k of n entries and `dense_numel` excluded ones."""
+    def cost(self, quota: Quota, excluded: int) -> Cost:
+        """Of one exchange of what `quota` allows and `excluded` entries."""
 
 
-def dense_bytes(numel: int, peers: int) -> int:
-    """Bytes that a rank sends for a dense fp32 ring all-reduce of `numel` elements over `peers` ranks."""
-    return 2 * (peers - 1) * 4 * numel // peers
+class SparseExchange(Exchange):
+    """Sends messages of selected entries, and all-reduces the excluded ones meanwhile."""
+
+    def __init__(self, peers: Link, wire: Wire) -> None:
+        super().__init__(peers)
+        self._wire = wire
+
+    def mean_(self, offer: Offer, vector: torch.Tensor) -> None:
+        flight = self._peers.start_sum_(vector[offer.whole.stop :])
+        self._mean_payloads_(offer, vector[offer.whole])
+        flight.wait().div_(self._peers.size)
+
+    @abstractmethod
+    def _mean_payloads_(self, offer: Offer, out: torch.Tensor) -> None:
+        """Writes the mean of the payloads into `out`, which is the offer's vector."""
+
+    def _add_mean_(self, out: torch.Tensor, payload: Payload) -> None:
+        """Adds a payload's share of the mean to `out`."""
+        ops.scatter_add_(out, payload.indices, payload.values.div_(self._peers.size))

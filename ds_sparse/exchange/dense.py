@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from ..payload import Payload
-from .base import Exchange, dense_bytes
+from ..compressors import Quota
+from ..costs import Cost, dense_cost
+from ..feedback import Offer
+from .base import Exchange
 
 
 class DenseExchange(Exchange):
     """A ring all-reduce of the whole shard in fp32; its cost does not depend on the density."""
 
-    def mean_(self, payload: Payload, dense: torch.Tensor, out: torch.Tensor) -> None:
-        out[: payload.numel].zero_()
-        out[payload.indices.long()] = payload.values
-        out[payload.numel :] = dense
-        self.mean_all_(out)
+    def mean_(self, offer: Offer, vector: torch.Tensor) -> None:
+        payload, region = offer.take_(offer.whole), vector[offer.whole]
+        region.zero_()
+        region[payload.indices.long()] = payload.values
+        self.mean_all_(vector)
 
     def mean_all_(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean over peers of a whole vector fp32 [numel], in place."""
         return self._peers.sum_(tensor).div_(self._peers.size)
 
-    def wire_bytes(self, k: int, n: int, dense_numel: int, *, shared: bool) -> int:
-        return dense_bytes(n + dense_numel, self._peers.size)
+    def cost(self, quota: Quota, excluded: int) -> Cost:
+        return dense_cost(quota.numel + excluded, self._peers.size)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ..config import CommunicationConfig
-from ..exchange import dense_bytes
+from ..costs import dense_bytes
 from ..feedback import ErrorFeedback
 from ..links import Link
 from ..shard import ShardLayout
@@ -118,3 +118,5 @@ class Method(ABC):
         self.exchanged = int(counters.get("exchanged", 0))
         for name, tensor in self.state_dict().items():
             tensor.copy_(tensors[name]) if name in tensors else tensor.zero_()
+        if self.feedback is not None:
+            self.feedback.loaded()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..compressors import build_compressor
-from ..exchange import DenseExchange, Exchange, choose_exchange, dense_bytes
-from ..feedback import ErrorFeedback
-from ..schedule import DensitySchedule, entries
+from ..compressors import Quota, build_compressor
+from ..costs import dense_bytes
+from ..exchange import DenseExchange, Exchange, choose_exchange
+from ..feedback import ErrorFeedback, Offer
+from ..schedule import DensitySchedule
 from .base import Context
 
 
@@ -21,13 +22,14 @@ class SparseStream:
     """
 
     def __init__(self, context: Context) -> None:
-        config = context.config
+        config, layout = context.config, context.layout
         self._context = context
         self._compressor = build_compressor(config.compressor)
         self._schedule = DensitySchedule(config.schedule, config.compressor.final_density)
         self._dense = DenseExchange(context.peers)
-        self._chosen: dict[int, Exchange | None] = {}
-        self.feedback = ErrorFeedback(context.layout, context.device, config.error_feedback)
+        self._exchanges = {density: self._choose(density) for density in self._schedule.densities}
+        owns = any(exchange is not None and exchange.owns for exchange in self._exchanges.values())
+        self.feedback = ErrorFeedback(layout, context.device, config.error_feedback, owns=owns)
 
     def compresses(self, step: int) -> bool:
         """Whether compressed step `step` may leave anything out, on any rank: nothing here looks at this shard."""
@@ -35,15 +37,14 @@ class SparseStream:
 
     def mean_(self, vector: torch.Tensor, step: int) -> float:
         """Replaces `vector` fp32 [numel] by the mean of what the nodes sent of it; returns the density."""
-        numel, k = self._context.layout.sparse_numel, self._entries(step)
-        exchange = self._exchange(k)
+        density = self._schedule.density(step)
+        exchange, quota = self._exchanges[density], self._quota(density)
         if exchange is None:
             return self.mean_all_(vector)
-        # 1. Accumulate and select.
-        payload = self.feedback.take_(self._compressor, vector[:numel], k, step)
-        # 2. Exchange.
-        exchange.mean_(payload, self.feedback.take_dense_(vector[numel:]), out=vector)
-        return payload.density
+        vector[quota.numel :] = self.feedback.take_dense_(vector[quota.numel :])
+        # 1. and 2.: the exchange takes what it sends.
+        exchange.mean_(Offer(self.feedback, quota, vector[: quota.numel], step), vector)
+        return quota.whole.density
 
     def mean_all_(self, vector: torch.Tensor) -> float:
         """Sends everything, what was kept from earlier steps included; nothing is kept afterwards."""
@@ -56,31 +57,22 @@ class SparseStream:
     def planned_bytes(self) -> int:
         """Bytes this rank sends at each step at the final density."""
         layout = self._context.layout
-        k = entries(self._schedule.final, layout.sparse_numel) if layout.sparse_numel else 0
-        exchange = self._exchange(k)
+        exchange, quota = self._exchanges[self._schedule.final], self._quota(self._schedule.final)
         if exchange is None:
             return dense_bytes(layout.numel, self._context.peers.size)
-        shared = self._compressor.shared_indices
-        return exchange.wire_bytes(k, layout.sparse_numel, layout.dense_numel, shared=shared)
+        return exchange.cost(quota, layout.dense_numel).sent
 
-    def _entries(self, step: int) -> int:
-        numel = self._context.layout.sparse_numel
-        return entries(self._schedule.density(step), numel) if numel else 0
+    def _quota(self, density: float) -> Quota:
+        return Quota(self._compressor, density, self._context.layout.sparse_numel)
 
-    def _exchange(self, k: int) -> Exchange | None:
-        """The exchange for k entries; None where sending everything is the better or the only choice."""
-        if k not in self._chosen:
-            self._chosen[k] = self._choose(k)
-        return self._chosen[k]
-
-    def _choose(self, k: int) -> Exchange | None:
-        config, layout, peers = self._context.config, self._context.layout, self._context.peers
-        if k == 0 or peers.size == 1:
+    def _choose(self, density: float) -> Exchange | None:
+        """The exchange at a density; None where sending everything is the better or the only choice."""
+        context, quota = self._context, self._quota(density)
+        if quota.numel == 0 or context.peers.size == 1:
             return None
         exchange, reason = choose_exchange(
-            config.exchange, config.fallback, peers, k, layout.sparse_numel, layout.dense_numel,
-            shared=self._compressor.shared_indices,
-        )  # fmt: skip
-        if reason and k < layout.sparse_numel:  # whoever asks for everything need not be told that it is dense
-            self._context.notes.append(reason)
+            context.config, context.peers, context.node.size, quota, context.layout.dense_numel
+        )
+        if reason and quota.whole.density < 1.0:  # whoever asks for everything need not be told that it is dense
+            context.notes.append(reason)
         return exchange
