@@ -113,6 +113,8 @@ static inline Variant variant(const char* name) {
     v.dense_from = Vec::kDenseFrom;
     v.positions = positions;
     v.compact = compact;
+    v.encode_values = encode_values;
+    v.decode_values = decode_values;
     fill<kNone>(v);
     fill<kFp32>(v);
     fill<kBf16>(v);

@@ -1,4 +1,4 @@
-// One copy of the streaming pass per instruction set, chosen at run time.
+// One copy of the streaming pass and of the value codecs per instruction set, chosen at run time.
 #pragma once
 #include "common.h"
 
@@ -10,12 +10,14 @@ namespace dss {
 
 namespace generic {
 #include "vec_generic.h"
+#include "codec_values.h"
 #include "stream.h"
 }  // namespace generic
 
 #if defined(__x86_64__)
 namespace sse2 {
 #include "vec_sse2.h"
+#include "codec_values.h"
 #include "stream.h"
 }  // namespace sse2
 
@@ -27,6 +29,7 @@ namespace sse2 {
 #endif
 namespace avx2 {
 #include "vec_avx2.h"
+#include "codec_values.h"
 #include "stream.h"
 }  // namespace avx2
 #if defined(__clang__)
@@ -39,6 +42,7 @@ namespace avx2 {
 #endif
 namespace avx512 {
 #include "vec_avx512.h"
+#include "codec_values.h"
 #include "stream.h"
 }  // namespace avx512
 #if defined(__clang__)
