@@ -1,5 +1,5 @@
-// The streaming pass, generic over the type Vec of the including namespace. Included by one stream_*.cpp per instruction
-// set, inside that set's namespace and under its target; hence no include guard.
+// The streaming pass, generic over the type Vec of the including namespace. Included by one stream_*.cpp per
+// instruction set, inside that set's namespace and under its target; hence no include guard.
 
 template <Source S>
 static inline Vec::F load_grad(const Step& s, int64_t i) {
