@@ -1,5 +1,6 @@
 // fp32 values to bytes and back, once per instruction set: plain loops over blocks of 128 that compilers vectorise.
-// Included within a namespace by variants.h. reference_codec.py is the specification.
+// At -O2 that takes a fixed number of turns, hence the blocks everywhere. Included within a namespace by stream_*.cpp.
+// reference_codec.py is the specification.
 
 constexpr float kLargestAbsmax = 0x1.fffffcp+127f;  // the scale may be rounded up: the top code must not overflow
 constexpr float kSmallestScale = 0x1p-126f;
@@ -36,17 +37,23 @@ static inline uint16_t to_fp16(uint32_t bits) {
 
 template <uint16_t to_half(uint32_t), float from_half(uint16_t)>
 static void encode_halves(int64_t k, float* values, uint16_t* out) {
-    for (int64_t i = 0; i < k; ++i) {
-        const uint16_t code = to_half(bits_of(values[i]));
-        out[i] = code;
-        values[i] -= from_half(code);
+    int64_t i = 0;
+    uint16_t codes[kScaleBlock];  // apart from `out`, which the compiler cannot tell from `values`
+    for (; i + kScaleBlock <= k; i += kScaleBlock) {
+        for (int j = 0; j < kScaleBlock; ++j) codes[j] = to_half(bits_of(values[i + j]));
+        for (int j = 0; j < kScaleBlock; ++j) values[i + j] -= from_half(codes[j]);
+        std::memcpy(out + i, codes, sizeof codes);
     }
+    for (; i < k; ++i) values[i] -= from_half(out[i] = to_half(bits_of(values[i])));
     if (k % 2) out[k] = 0;
 }
 
 template <float from_half(uint16_t)>
 static void decode_halves(int64_t k, const uint16_t* in, float* values) {
-    for (int64_t i = 0; i < k; ++i) values[i] = from_half(in[i]);
+    int64_t i = 0;
+    for (; i + kScaleBlock <= k; i += kScaleBlock)
+        for (int j = 0; j < kScaleBlock; ++j) values[i + j] = from_half(in[i + j]);
+    for (; i < k; ++i) values[i] = from_half(in[i]);
 }
 
 static float scale_of(const float* values, float top) {
