@@ -35,8 +35,12 @@ inline void store_word(uint8_t* p, uint32_t x) { std::memcpy(p, &x, sizeof x); }
 
 inline bool ascends(const uint32_t* indices, int64_t k, int64_t n) {
     if (k == 0) return true;
+    constexpr int kBlock = 64;  // -O2 vectorises loops of a fixed length
     uint32_t wrong = indices[k - 1] >= n;
-    for (int64_t i = 1; i < k; ++i) wrong |= indices[i - 1] >= indices[i] ? 1u : 0u;
+    int64_t i = 1;
+    for (; i + kBlock <= k; i += kBlock)
+        for (int j = 0; j < kBlock; ++j) wrong |= indices[i + j - 1] >= indices[i + j] ? 1u : 0u;
+    for (; i < k; ++i) wrong |= indices[i - 1] >= indices[i] ? 1u : 0u;
     return wrong == 0;
 }
 
