@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +93,11 @@ class ErrorFeedback:
         if self._settings.enabled:
             ops.scatter_add_(self.owned[self._owned_range], indices, lost)
 
+    def disown_(self) -> None:
+        """Moves all that is owned into `residual`: an exchange that owns nothing sends it from there."""
+        self._disown(slice(0, 0), slice(0, self.residual.numel()))
+        self._owned_range = slice(0, 0)
+
     def _disown(self, keep: slice, region: slice) -> None:
         """Moves what is owned in `region`, but outside of `keep`, into the residual."""
         if self.owned is None:
@@ -134,8 +140,13 @@ class ErrorFeedback:
         }
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
-    def loaded(self) -> None:
-        """To be called when the tensors were changed from outside: they may be nonzero anywhere."""
+    def loaded(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """To be called when the live tensors were set to `tensors`: they may be nonzero anywhere.
+
+        What another exchange owned, and this one does not, joins the residual.
+        """
+        if self.owned is None and "owned" in tensors:
+            self.residual += tensors["owned"].to(self.residual.device)
         self._owned_range = slice(0, self.residual.numel())
 
 

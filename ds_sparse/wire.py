@@ -139,5 +139,6 @@ class Wire:
             return f"{start} is damaged: the checksum of its header does not fit"
         for name, got, expected in zip(_FIELD_NAMES, _FIELDS.unpack(fields), self._fields(form, step), strict=True):
             if got != expected:
-                return f"{start} has {name} {got} instead of {expected}: the nodes are out of step or differ in setup"
+                found = f"{name} {got!r} instead of {expected!r}"
+                return f"{start} has {found}: the nodes are out of step or differ in setup"
         return f"{start} is damaged: its indices do not ascend within {form.numel} entries"

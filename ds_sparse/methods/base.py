@@ -119,4 +119,4 @@ class Method(ABC):
         for name, tensor in self.state_dict().items():
             tensor.copy_(tensors[name]) if name in tensors else tensor.zero_()
         if self.feedback is not None:
-            self.feedback.loaded()
+            self.feedback.loaded(tensors)

@@ -41,6 +41,8 @@ class SparseStream:
         exchange, quota = self._exchanges[density], self._quota(density)
         if exchange is None:
             return self.mean_all_(vector)
+        if not exchange.owns:
+            self.feedback.disown_()
         vector[quota.numel :] = self.feedback.take_dense_(vector[quota.numel :])
         # 1. and 2.: the exchange takes what it sends.
         exchange.mean_(Offer(self.feedback, quota, vector[: quota.numel], step), vector)
