@@ -150,23 +150,27 @@ class ErrorFeedback:
         self._owned_range = slice(0, self.residual.numel())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Offer:
     """What this node has to send at one step; an exchange takes it, all at once or region by region.
 
     Attributes:
         vector: fp32 [numel], this node's; a region of it may be overwritten once it was taken.
         step: the same number on all ranks.
+        taken: entries so far. Regions round up, each for itself.
     """
 
     feedback: ErrorFeedback
     quota: Quota
     vector: torch.Tensor
     step: int
+    taken: int = 0
 
     @property
     def whole(self) -> slice:
         return slice(0, self.quota.numel)
 
     def take_(self, region: slice) -> Payload:
-        return self.feedback.take_(self.quota, self.vector[region], self.step, region)
+        payload = self.feedback.take_(self.quota, self.vector[region], self.step, region)
+        self.taken += payload.form.k
+        return payload

@@ -36,6 +36,12 @@ def gradients(n: int = N) -> list[torch.Tensor]:
     return [torch.randint(-9, 10, (n,), generator=generator).float() for _ in range(STEPS)]
 
 
+def _method(section: dict[str, Any], layout: ShardLayout) -> SparseGradient:
+    """On each of the ranks, which are a node each."""
+    peers, node = Link(dist.group.WORLD, "inter", CommStats()), SimpleNamespace(size=1)
+    return SparseGradient(Context(parse(section), layout, torch.device("cpu"), peers, node, None, []))  # type: ignore[arg-type]
+
+
 def take_(kept: ErrorFeedback, grad: torch.Tensor, k: int, step: int = 0, by: Compressor | None = None) -> Payload:
     """k of all entries."""
     return kept.take_(Quota(by or TopK(), k / N, N), grad, step, WHOLE)
@@ -117,6 +123,19 @@ def test_a_part_is_taken_as_if_it_stood_alone(momentum: float) -> None:
             assert one.form == two.form and one.form.k == {17: 2, 1: 1, 32: 4}[layout.numel]  # 10 %, rounded up
             assert torch.equal(one.indices, two.indices) and torch.equal(one.values, two.values)
         assert torch.equal(kept.residual, torch.cat([other.residual for other in alone]))
+
+
+def _density_in_chunks() -> float:
+    section = {
+        "method": "sparse_gradient", "fallback": "off", "compressor": {"type": "topk", "density": 0.1},
+        "exchange": {"type": "all_gather", "chunks": 3},
+    }  # fmt: skip
+    return _method(section, LAYOUT).exchange_(torch.arange(1.0, 1.0 + N + DENSE))
+
+
+def test_the_density_reported_is_that_of_all_parts_together() -> None:
+    """10 % of 16, 17 and 17 entries, each rounded up, are 6 of 50; of the whole it were 5."""
+    assert run_ranks(2, _density_in_chunks) == [6 / N] * 2
 
 
 def test_what_rounding_lost_is_kept_where_it_was_taken() -> None:
@@ -248,11 +267,10 @@ def _falling_density() -> tuple[list[bool], torch.Tensor]:
         "schedule": {"densities": [0.6], "steps_per_density": 3},
         "exchange": {"link": {"gbit_per_second": 0.001, "latency_us": 0.0}},
     }  # fmt: skip
-    peers, node = Link(dist.group.WORLD, "inter", CommStats()), SimpleNamespace(size=1)
-    method = SparseGradient(Context(parse(section), layout, torch.device("cpu"), peers, node, None, []))  # type: ignore[arg-type]
+    method = _method(section, layout)
     owned, missing = [], torch.zeros(4000)
     for step in range(5):
-        generator = torch.Generator().manual_seed(10 * step + peers.rank)
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
         vector = torch.randint(-9, 10, (4000,), generator=generator).float()
         missing += vector
         method.exchange_(vector)
@@ -318,9 +336,7 @@ def test_taking_all_is_plain_momentum() -> None:
 
 def _applied(**section: Any) -> list[torch.Tensor]:
     section = {"method": "sparse_gradient", "error_feedback": {"momentum": 0.9}, "fallback": "off"} | section
-    stats = CommStats()
-    peers, node = Link(dist.group.WORLD, "inter", stats), SimpleNamespace(size=1)
-    method = SparseGradient(Context(parse(section), LAYOUT, torch.device("cpu"), peers, node, None, []))  # type: ignore[arg-type]
+    method = _method(section, LAYOUT)
     vectors = gradients(N + DENSE)[:8]  # the same on all nodes, so that a mean of two is exact
     for vector in vectors:
         method.exchange_(vector)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
 
 from tests.engines import build_config, build_engine, train
 from tests.ranks import run_ranks
@@ -19,6 +21,8 @@ SECTIONS = {
     "momentum, after the freeze": (COMMON | {"sparse_momentum": {"freeze_step": 3}}, "AdamW"),
     "momentum, freeze detected later": (COMMON | {"sparse_momentum": {"stability": 0.01}}, "AdamW"),
 }
+SCATTER = {"exchange": {"type": "reduce_scatter", "value_dtype": "int8"}, "fallback": "off"}
+SECTIONS |= {"gradient, sums owned": (SECTIONS["gradient"][0] | SCATTER, "SGD0")}
 STOP, STEPS = 5, 30  # beyond the 20 steps after which the detection may fire at beta2 = 0.95
 
 
@@ -55,6 +59,37 @@ def test_it_is_the_residual_that_makes_the_difference(tmp_path: Path):
     """The control: a resumed run that forgets what was not sent goes another way."""
     expected = run_ranks(4, _uninterrupted, "gradient", 1, str(tmp_path))[0]
     resumed = run_ranks(4, _resumed, "gradient", 1, str(tmp_path), True)[0]
+    assert not torch.equal(expected[-1], resumed[-1])
+
+
+def _resume_with_another_exchange(folder: str) -> tuple[float, float, float]:
+    """The norms of both residuals in the checkpoint, and of the one in a run whose exchange owns nothing."""
+    saved = load_file(f"{folder}/global_step{STOP}/ds_sparse_rank_{dist.get_rank():05d}.safetensors")
+    engine = _engine("gradient, sums owned", 0, SECTIONS["gradient"][0])
+    engine.load_checkpoint(folder)
+    feedback = engine.compressed_communication._level2.method.feedback
+    assert feedback.owned is None
+    missing = saved["residual"] + saved["owned"] - feedback.residual
+    return tuple(float(tensor.norm()) for tensor in (saved["residual"], saved["owned"], missing))
+
+
+def test_what_was_owned_is_sent_by_a_run_with_another_exchange(tmp_path: Path):
+    run_ranks(4, _uninterrupted, "gradient, sums owned", 0, str(tmp_path))
+    for residual, owned, missing in run_ranks(4, _resume_with_another_exchange, str(tmp_path)):
+        assert residual > 0.0 and owned > 0.0 and missing == 0.0
+
+
+def _without_what_was_owned(folder: str) -> Any:
+    engine = _engine("gradient, sums owned", 1)
+    engine.load_checkpoint(folder)
+    engine.compressed_communication._level2.method.feedback.owned.zero_()
+    return train(engine, STEPS - STOP, start=STOP)
+
+
+def test_what_is_owned_makes_a_difference_too(tmp_path: Path):
+    """The control of `owned` in the file."""
+    expected = run_ranks(4, _uninterrupted, "gradient, sums owned", 1, str(tmp_path))[0]
+    resumed = run_ranks(4, _without_what_was_owned, str(tmp_path))[0]
     assert not torch.equal(expected[-1], resumed[-1])
 
 
