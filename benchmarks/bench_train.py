@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import deepspeed
 import torch
 import torch.distributed as dist
-from benchmarks.cluster import Cluster
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 import ds_sparse
 import tests.engines  # noqa: F401  (imports once what engines import late, and builds no kernels of DeepSpeed's)
+from benchmarks.cluster import Cluster
 from examples.lm.data import Corpus, load_corpus, train_batch, validation_batches
 from examples.lm.model import GPT, GPTConfig
 

@@ -237,12 +237,12 @@ def fault(said: str, form: Form, other: Form | None = None, **changed: Any) -> F
 
 FAULTS = {
     "step": fault("has step 6 instead of 7", Form(8, 256), step=6),
-    "dtype": fault("has value dtype 2 instead of 1", Form(8, 256), dtype="fp16"),
-    "encoding": fault("has index encoding 1 instead of 3", Form(8, 256), encoding="int32"),  # 32 bytes both
+    "dtype": fault("has value dtype fp16 instead of bf16", Form(8, 256), dtype="fp16"),
+    "encoding": fault("has index encoding int32 instead of bitmap", Form(8, 256), encoding="int32"),  # 32 bytes both
     "count": fault("has count 7 instead of 8", Form(8, 256), Form(7, 256)),
     "numel": fault("has numel 250 instead of 256", Form(8, 256), Form(8, 250)),
     "per chunk": fault("has entries per chunk 6 instead of 5", Form(5, 5, k_c=5), Form(5, 5, k_c=6)),
-    "shared": fault("has index encoding 0 instead of 3", Form(0, 0), Form(0, 0, shared=True)),
+    "shared": fault("has index encoding none instead of bitmap", Form(0, 0), Form(0, 0, shared=True)),
 }
 
 
