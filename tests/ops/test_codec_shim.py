@@ -11,8 +11,13 @@ from torch import Generator
 from ops.cuda.pipeline import CudaTier
 from ops.layout import VALUE_BITS, index_layout
 
-from .codec_battery import VALUE_COUNTS, assert_indices_like_reference, assert_values_like_reference, layouts
-from .distributions import MAKERS
+from .codec_battery import (
+    VALUE_COUNTS,
+    VALUE_MAKERS,
+    assert_indices_like_reference,
+    assert_values_like_reference,
+    layouts,
+)
 from .shim_launcher import ShimError, ShimLauncher, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler to build the shim with")
@@ -35,7 +40,7 @@ def test_indices_equal_the_reference(layout: tuple) -> None:
 
 @pytest.mark.parametrize("dtype", VALUE_BITS)
 def test_values_equal_the_reference(dtype: str) -> None:
-    for name in MAKERS:
+    for name in VALUE_MAKERS:
         for k in VALUE_COUNTS:
             assert_values_like_reference(tier(), name, k, dtype)
 
