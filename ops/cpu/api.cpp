@@ -55,7 +55,7 @@ DSS_API int dss_encode_indices(const dss::IndexLayout* layout, const uint32_t* i
     return dss::encode_indices(*layout, indices, out) ? 0 : 2;
 }
 
-// Returns 1 for corrupt bytes, else 0. `indices` has room for k + 64.
+// Returns 1 for corrupt bytes, else 0. `indices` has room for k + kDecodeSlack.
 DSS_API int dss_decode_indices(const dss::IndexLayout* layout, const uint8_t* in, uint32_t* indices) {
     return dss::decode_indices(*layout, in, indices);
 }

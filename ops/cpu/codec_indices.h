@@ -68,8 +68,8 @@ inline void write_fields(const IndexLayout& s, const uint32_t* indices, uint8_t*
     if (filled) store_word(out, static_cast<uint32_t>(word));
 }
 
-// Sets bit (index >> width) + i * step of a zeroed vector. A word is collected in a register: bits of one word follow
-// each other, and reading back what was just stored would be slow.
+// Sets bit (index >> width) + i * step of a zeroed vector. The word is kept in a register and stored each time: reading
+// back what was just stored would be slow, and so would be to guess when a word is full.
 inline void write_bits(const IndexLayout& s, const uint32_t* indices, uint8_t* out) {
     std::memset(out, 0, static_cast<size_t>(s.vector_words()) * 4);
     const int64_t step = s.encoding == kEliasFano;
@@ -77,14 +77,10 @@ inline void write_bits(const IndexLayout& s, const uint32_t* indices, uint8_t* o
     uint32_t word = 0;
     for (int64_t i = 0; i < s.k; ++i) {
         const int64_t bit = (indices[i] >> s.width) + i * step;
-        if (bit >> 5 != at) {
-            store_word(out + 4 * at, word);
-            at = bit >> 5;
-            word = 0;
-        }
-        word |= 1u << (bit & 31);
+        word = (word & (0u - static_cast<uint32_t>(bit >> 5 == at))) | 1u << (bit & 31);
+        at = bit >> 5;
+        store_word(out + 4 * at, word);
     }
-    if (s.k) store_word(out + 4 * at, word);
 }
 
 // False, having written nothing, for indices that cannot be encoded.

@@ -8,11 +8,11 @@ import torch
 from torch import Generator, Tensor
 
 from ops import reference
-from ops.layout import IndexLayout, index_layout, scale_bytes, value_bytes
+from ops.layout import IndexLayout, index_layout, value_bytes
 from ops.types import CHUNK, Tier
 
 from .battery import same_bits
-from .distributions import make
+from .distributions import MAKERS
 
 LARGEST = (1 << 31) - 1
 # k and n: nothing, all, one, words that are just full and just not, the largest n, density 1/4 and 1/1000.
@@ -21,6 +21,34 @@ SIZES = (
     (999, 1000), (5003, 20_011), (30, 30_000),
 )  # fmt: skip
 CHUNKED_SIZES = ((0, 5000), (1, 1), (1, 4096), (41, 4095), (41, 20_011), (4096, 8200))  # k_c and n
+
+
+def extremes(n: int, g: Generator) -> Tensor:
+    """Runs of 64 of one size each, from the least denormal to the largest float: scales that under- and overflow."""
+    exponents = torch.randint(-149, 128, ((n + 63) // 64,), generator=g).repeat_interleave(64)[:n]
+    exponents[::400] = 127
+    return torch.ldexp(2 - torch.rand(n, generator=g).double() ** 40, exponents).float().clamp(-FLOAT_MAX, FLOAT_MAX)
+
+
+def nans(n: int, g: Generator) -> Tensor:
+    """NaNs of all payloads and both signs: none of that is sent, one NaN is."""
+    return (
+        (torch.randint(0x7F800001, 1 << 31, (n,), generator=g) - (torch.arange(n) % 2 << 31)).int().view(torch.float32)
+    )
+
+
+def halfway(n: int, g: Generator) -> Tensor:
+    """Halfway between two neighbours of fp16 (even places) and of bf16 (odd ones), which decides how ties round."""
+    bits = torch.randint(0x39000000, 0x46000000, (n,), generator=g)
+    return (
+        torch.where(torch.arange(n) % 2 == 0, bits & ~0x1FFF | 0x1000, bits & ~0xFFFF | 0x8000)
+        .int()
+        .view(torch.float32)
+    )
+
+
+FLOAT_MAX = torch.finfo(torch.float32).max
+VALUE_MAKERS = {**MAKERS, "extremes": extremes, "nans": nans, "halfway": halfway}
 VALUE_COUNTS = (0, 1, 2, 7, 127, 128, 129, 1000, 4099)
 
 
@@ -104,7 +132,7 @@ def assert_indices_like_reference(tier: Tier, layout: IndexLayout, g: Generator,
 def assert_values_like_reference(tier: Tier, name: str, k: int, dtype: str) -> None:
     """Encodes, compares bytes and losses, and decodes the bytes and random ones."""
     size = value_bytes(dtype, k)
-    theirs, ours = make(name, k, seed=4), make(name, k, seed=4)
+    theirs, ours = (VALUE_MAKERS[name](k, Generator().manual_seed(4)) for _ in range(2))
     expected = torch.empty(size, dtype=torch.uint8)
     reference.encode_values_(theirs, dtype, expected)
     got = in_message(torch.full_like(expected, 0xCD))
@@ -117,4 +145,3 @@ def assert_values_like_reference(tier: Tier, name: str, k: int, dtype: str) -> N
     for encoded in (expected.view(torch.uint8), noise):
         decoded = tier.decode_values(in_message(encoded), k, dtype)
         same_bits(f"decoded {dtype} of {name}", decoded, reference.decode_values(encoded, k, dtype))
-    assert scale_bytes(dtype, k) <= size

@@ -11,11 +11,11 @@ from ops.types import Tier
 
 from .codec_battery import (
     VALUE_COUNTS,
+    VALUE_MAKERS,
     assert_indices_like_reference,
     assert_values_like_reference,
     layouts,
 )
-from .distributions import MAKERS
 from .test_cpu import TIERS
 
 ISAS = {name: tier for name, tier in TIERS.items() if "," not in name}  # threads and guesses do not concern codecs
@@ -31,7 +31,7 @@ def test_indices_equal_the_reference(layout: tuple) -> None:
 @pytest.mark.parametrize("dtype", VALUE_BITS)
 @pytest.mark.parametrize("tier", ISAS)
 def test_values_equal_the_reference(tier: str, dtype: str) -> None:
-    for name in MAKERS:
+    for name in VALUE_MAKERS:
         for k in VALUE_COUNTS:
             assert_values_like_reference(ISAS[tier], name, k, dtype)
 
