@@ -200,9 +200,13 @@ class Cluster:
         return f"host{host}"
 
     def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Starts a program on a host, in the present folder; `options` are those of Popen."""
+        """Starts a program on a host; `options` are those of Popen. When what is returned is killed, the program ends.
+
+        What stands between here and the program passes no signal on, so the program gets SIGTERM at its death.
+        """
         enter = [tools.path_of("nsenter"), "--target", str(self._init(host)), "--all", "--"]
-        return subprocess.Popen([*enter, "env", f"--chdir={os.getcwd()}", *command], **options)
+        enter += ["env", f"--chdir={options.pop('cwd', os.getcwd())}", "setpriv", "--pdeathsig", "TERM", "--"]
+        return subprocess.Popen([*enter, *command], **options)
 
     def enter(self, host: int) -> None:
         """Moves the calling process into a host, for good: its network and its host name.

@@ -12,13 +12,14 @@ PACKAGES = {
     "tc": "iproute2",
     "mount": "mount",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "nft": "nftables",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "sshd": "openssh-server",
     "pdsh": "pdsh",
 }
-NETWORK = ("ip", "tc", "mount", "nsenter")  # what every cluster needs
+NETWORK = ("ip", "tc", "mount", "nsenter", "setpriv")  # what every cluster needs
 LOSS = ("nft",)
 PDSH = ("ssh", "ssh-keygen", "sshd", "pdsh")
 

@@ -28,14 +28,18 @@ def forbidden() -> str | None:
         return f"the system forbids network namespaces: {error}"
 
 
+def insist_on(*programs: str) -> None:
+    """Ends the test where a cluster with these programs cannot be made."""
+    reason = missing(*NETWORK, *programs) or forbidden()
+    if reason:
+        (pytest.fail if REQUIRED else pytest.skip)(reason)
+
+
 @pytest.fixture(autouse=True)
 def _what_the_test_needs(request: pytest.FixtureRequest) -> None:
     marks = list(request.node.iter_markers("cluster"))
     if marks:
-        programs = [program for mark in marks for program in mark.args]
-        reason = missing(*NETWORK, *programs) or forbidden()
-        if reason:
-            (pytest.fail if REQUIRED else pytest.skip)(reason)
+        insist_on(*(program for mark in marks for program in mark.args))
 
 
 @pytest.fixture

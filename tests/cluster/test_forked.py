@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.cluster import Cluster, Counters, interface_counters
+from benchmarks.cluster import Cluster, Counters
 from ds_sparse.topology import build_topology
-from tests.engines import build_config, build_engine, flat_params, train
+from tests.cluster.training import check, measured, train_measured
 from tests.ranks import RankError
 
 pytestmark = pytest.mark.cluster
@@ -21,21 +20,10 @@ StartCluster = Callable[..., Cluster]
 NUMEL = 2_500_000  # 10 MB
 
 
-def measured(work: Callable[[], Any]) -> tuple[float, Counters, Any]:
-    """Seconds of `work`, which all ranks do together, and what crossed this host's link meanwhile."""
-    dist.barrier()
-    before = interface_counters()
-    dist.barrier()  # nobody sends before all have read
-    started = time.perf_counter()
-    result = work()
-    dist.barrier()  # nobody reads while others still send
-    return time.perf_counter() - started, interface_counters().since(before), result
-
-
 # ---- what the ranks see -------------------------------------------------------------------------------------------
 
 
-def _nodes() -> Any:
+def _nodes() -> tuple[tuple[tuple[int, ...], ...], list[int]]:
     topology = build_topology(range(dist.get_world_size()))
     return topology.nodes, dist.get_process_group_ranks(topology.peer_group)
 
@@ -134,31 +122,7 @@ def test_a_link_that_comes_back_lets_the_job_go_on(start_cluster: StartCluster) 
 
 # ---- what is reported is what crosses -----------------------------------------------------------------------------
 
-STEPS = 5
 EXCHANGES = ["all_gather", "dense"]
-# Packets of small messages (the agreement that a gradient is finite, lengths, gloo's own) between two ranks in a step:
-# measured are 1000 to 1300 bytes.
-SMALL_BYTES = 2000
-
-
-def _train(section: dict[str, Any]) -> dict[str, Any]:
-    layers = [torch.nn.Linear(17, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 1500), torch.nn.Linear(1500, 5)]
-    torch.manual_seed(0)
-    engine = build_engine(
-        build_config(optimizer="SGD", section=section, zero_optimization={"reduce_bucket_size": 10**7}),
-        model=torch.nn.Sequential(*layers),
-    )
-    train(engine, 1)  # the first step also makes connections
-    stats = engine.compressed_communication.stats
-    reported = stats.total.inter_node_bytes
-    _, added, _ = measured(lambda: train(engine, STEPS, start=1))
-    return {
-        "reported": stats.total.inter_node_bytes - reported,
-        "link": added,
-        "exchanges": stats.total.exchanges,
-        "dense_over_wire": stats.total.dense_over_wire,
-        "params": flat_params(engine),
-    }
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -167,14 +131,6 @@ def test_reported_bytes_are_those_of_the_interface(
     start_cluster: StartCluster, exchange: str, hosts: int, ranks_per_host: int
 ) -> None:
     section = {"method": "sparse_gradient", "compressor": {"density": 0.05}, "exchange": {"type": exchange}}
-    ranks = start_cluster(hosts=hosts).run_ranks(ranks_per_host, _train, section)
-    small = SMALL_BYTES * STEPS * ranks_per_host * (hosts - 1)
-    for host in range(hosts):
-        members = ranks[host * ranks_per_host : (host + 1) * ranks_per_host]
-        reported = sum(rank["reported"] for rank in members)
-        assert small < 0.02 * reported
-        for rank in members:
-            assert reported <= rank["link"].sent <= 1.02 * reported + small
-    assert all(rank["exchanges"] == STEPS + 1 for rank in ranks)
-    assert all(torch.equal(rank["params"], ranks[0]["params"]) for rank in ranks)
+    ranks = start_cluster(hosts=hosts).run_ranks(ranks_per_host, train_measured, section)
+    check(ranks, hosts)
     assert (ranks[0]["dense_over_wire"] > 5) == (exchange != "dense")

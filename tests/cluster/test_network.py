@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.cluster import Cluster, ClusterError, interface_counters, missing, names, reap
 from benchmarks.cluster.tools import NETWORK, PDSH
+from tests.cluster import conftest
 
 on_a_cluster = pytest.mark.cluster
 StartCluster = Callable[..., Cluster]
@@ -216,3 +217,18 @@ def test_only_root_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="only root may create network namespaces: run this as root"):
         Cluster().up()
+
+
+@pytest.mark.parametrize(
+    ("required", "outcome"), [(None, pytest.skip.Exception), ("1", pytest.fail.Exception)], ids=["skips", "fails"]
+)
+def test_a_test_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, required: str | None, outcome: type) -> None:
+    monkeypatch.setattr(conftest, "REQUIRED", required)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda program, path: None if program == "pdsh" else program)
+    with pytest.raises(outcome, match="pdsh not found: apt-get install --no-install-recommends pdsh"):
+        conftest.insist_on(*PDSH)
+    monkeypatch.setattr(shutil, "which", lambda program, path: program)
+    monkeypatch.setattr(conftest, "forbidden", lambda: "the system forbids network namespaces: not permitted")
+    with pytest.raises(outcome, match="not permitted"):
+        conftest.insist_on()
