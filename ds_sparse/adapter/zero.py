@@ -15,10 +15,11 @@ from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
 from .adam import Placement
+from .zero_gradients import Averaged, Gradients, Offloaded
 
 
 class ZeroRoute:
-    """Takes the shard out of ZeRO's averaged gradients and puts the exchanged one back.
+    """Takes the shard out of ZeRO's gradients and puts the exchanged one back.
 
     Args:
         engine: whose `optimizer` is a ZeRO stage 1 or 2 optimizer over the node's group.
@@ -37,7 +38,7 @@ class ZeroRoute:
             places=[place for _, place in owned],
             stepped=[(self._names[param], place) for param, place in owned],
             names=[self._names[param] for group in self._optimizer.bit16_groups for param in group],
-            device=self._optimizer.single_partition_of_fp32_groups[0].device,
+            device=self._optimizer.bit16_groups_flat[0].device,  # the masters may be offloaded
         )
 
     def _owned(self, group: int) -> list[tuple[torch.nn.Parameter, Place]]:
@@ -57,20 +58,21 @@ class ZeroRoute:
     def install(self, level2: Level2) -> None:
         """Puts level 2 in front of ZeRO's step."""
         self._level2 = level2
+        self._gradients: Gradients = (Offloaded if self._optimizer.cpu_offload else Averaged)(self._optimizer)
         self._zero_step = replace_step(self._optimizer, self._step)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        zero = self._optimizer
+        zero, scale = self._optimizer, self._loss_scale()
         # 1. This rank's shard, without the loss scale.
         shard = torch.empty(self.layout.numel, device=self.placement.device)
-        self.layout.flatten_(shard, self._gradients()).div_(zero.loss_scale)
+        self.layout.flatten_(shard, self._gradients.read()).div_(scale)
         # 2. Level 2.
         self._count_level1_bytes()
         outcome = self._level2.exchange_(shard)
         if not outcome.finite:
             return self._skip(*args, **kwargs)
         # 3. Back, in fp32, with the loss scale that ZeRO will take off again.
-        self._put_back(shard.mul_(zero.loss_scale))
+        self._gradients.write(self.layout.views(shard.mul_(scale)))
         if outcome.grad_norm is None:
             return self._zero_step(*args, **kwargs)
         # 4. Clipped before the exchange, so not again here.
@@ -80,34 +82,15 @@ class ZeroRoute:
         finally:
             zero.clip_grad, zero._global_grad_norm = clip_norm, outcome.grad_norm
 
-    def _gradients(self) -> list[torch.Tensor]:
-        """ZeRO's averaged gradients in the order of `layout.segments`, without its padding."""
-        gradients = []
-        for group, params in enumerate(self._optimizer.params_in_partition):
-            entries = [entry for entry in self._optimizer.averaged_gradients[group] if not _is_padding(entry)]
-            gradients += entries[: len(params)]  # what follows the last parameter is padding, marked or not
-        return gradients
-
-    def _put_back(self, shard: torch.Tensor) -> None:
-        views = self.layout.views(shard)
-        for group, params in enumerate(self._optimizer.params_in_partition):
-            entries: list[torch.Tensor] = []
-            left = len(params)
-            for entry in self._optimizer.averaged_gradients[group]:
-                if left and not _is_padding(entry):
-                    entries.append(next(views).view(entry.shape))
-                    left -= 1
-                else:
-                    padding = torch.zeros_like(entry, dtype=shard.dtype)
-                    padding._zero_padding = True  # type: ignore[attr-defined]  # ZeRO's norm leaves marked entries out
-                    entries.append(padding)
-            self._optimizer.averaged_gradients[group] = entries
+    def _loss_scale(self) -> float:
+        """What the gradients are multiplied by: fp16's own scale, or that of torch autocast in float16."""
+        scaler = self._optimizer.torch_autocast_gradscaler
+        return self._optimizer.loss_scale * (1.0 if scaler is None else scaler.get_scale())
 
     def _skip(self, *args: Any, **kwargs: Any) -> Any:
         """Has ZeRO skip this step on every rank, as it does for an overflow of its own."""
         zero = self._optimizer
-        for entries in zero.averaged_gradients.values():
-            entries[0].fill_(float("inf"))
+        self._gradients.spoil()
         checks, zero.check_grad_overflow = zero.check_grad_overflow, True
         try:
             return self._zero_step(*args, **kwargs)
@@ -127,7 +110,3 @@ class ZeroRoute:
         rounds = self._engine.gradient_accumulation_steps() if zero.partition_gradients else 1
         gradient_bytes = 2 * (n - 1) * numel * zero.communication_data_type.itemsize * rounds // n
         self._level2.stats.count_bytes("intra", gradient_bytes + (n - 1) * numel * element // n)
-
-
-def _is_padding(entry: torch.Tensor) -> bool:
-    return getattr(entry, "_zero_padding", False)
