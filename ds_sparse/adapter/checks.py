@@ -35,18 +35,15 @@ Refusal = tuple[bool, str, str, str]  # wrong, the setting with its value, what 
 
 
 def _refused_parallelism(engine: Any) -> list[Refusal]:
-    sequence = int(engine.sequence_parallel_size)
     return [
         (
             bool(engine.pipeline_parallelism), "the model is a PipelineModule", "a model without pipeline stages",
             f"use another engine, or set '{SECTION}.enabled' to false",
         ),
         (
-            bool(engine.has_moe_layers), "the model has mixture-of-experts layers", "a model without them",
+            bool(engine.has_moe_layers), "the model has mixture-of-experts layers",
+            "a model without them: experts are reduced over groups of their own, which cross nodes",
             f"set '{SECTION}.enabled' to false",
-        ),
-        (
-            sequence > 1, f"sequence parallelism is {sequence}", "1", f"set it to 1, or '{SECTION}.enabled' to false",
         ),
     ]  # fmt: skip
 
@@ -58,14 +55,11 @@ def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
             stage == 3, f"{zero}.stage' is 3", "0, 1 or 2: stage 3 gathers parameters across nodes at every layer",
             "use stage 1 or 2",
         ),
-        (
-            bool(engine.zero_offload_optimizer()) and engine.zero_offload_optimizer().device != "none",
-            f"{zero}.offload_optimizer' is on", "off", "remove it",
-        ),
-        (bool(engine.zenflow), f"{zero}.zenflow' is on", "off", "remove it"),
+        (bool(engine.zenflow), f"{zero}.zenflow' is on", "off: it steps on gradients of its own choice", "remove it"),
         (
             bool(engine.zero_elastic_checkpoint()), f"{zero}.elastic_checkpoint' is true",
-            "false: ZeRO's state is cut for the ranks of one node", "remove it",
+            "false: it loads one file for each data-parallel rank, and here each rank of one node writes one",
+            "remove it",
         ),
         (
             not getattr(engine, "gradient_average", True), "gradients are summed", "gradients that are averaged",
@@ -75,7 +69,7 @@ def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
 
 
 def _refused_precision(engine: Any, stage: int) -> list[Refusal]:
-    model_dtype, accumulation_dtype = engine.get_data_types()
+    scaled_autocast = bool(engine.torch_autocast_enabled()) and engine.torch_autocast_dtype() == torch.float16
     return [
         (
             stage == 0 and bool(engine.fp16_enabled()), "'fp16.enabled' is true at ZeRO stage 0",
@@ -83,18 +77,10 @@ def _refused_precision(engine: Any, stage: int) -> list[Refusal]:
             "set 'zero_optimization.stage' to 1",
         ),
         (
-            stage == 0 and bool(engine.torch_autocast_enabled()), "'torch_autocast.enabled' is true at ZeRO stage 0",
-            "false there", "set 'zero_optimization.stage' to 1",
-        ),
-        (
-            bool(engine.torch_autocast_enabled()) and engine.torch_autocast_dtype() == torch.float16,
-            "'torch_autocast.dtype' is float16", "bfloat16: the scale of float16 is kept where residuals would scale "
-            "with it", "set it to \"bfloat16\", or use 'fp16' in its place",
-        ),
-        (
-            stage == 1 and model_dtype == torch.bfloat16 and accumulation_dtype == torch.float32,
-            "'data_types.grad_accum_dtype' is fp32 with bf16 at ZeRO stage 1",
-            "bf16 there: DeepSpeed runs this mix without ZeRO's partitions", "use stage 2, or leave the key out",
+            scaled_autocast and stage > 0 and engine.gradient_clipping() > 0,
+            f"'gradient_clipping' is {engine.gradient_clipping()} with 'torch_autocast.dtype' float16 at ZeRO stage "
+            f"{stage}", "0: ZeRO clips such gradients before their scale is taken off, to nearly nothing",
+            "set 'gradient_clipping' to 0, or 'torch_autocast.dtype' to \"bfloat16\"",
         ),
     ]  # fmt: skip
 
