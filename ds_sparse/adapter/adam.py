@@ -47,7 +47,8 @@ class ShardAdam:
         self._optimizer, self._placement = optimizer, placement
         self._node, self._peers = node, peers
         held = {id(param) for group in optimizer.optimizer.param_groups for param in group["params"]}
-        if not any(id(place.param) in held for _, place in placement.stepped):
+        # (Stage 3 hands its tensors over at each step and takes them back: there is nothing to see in between.)
+        if held and not any(id(place.param) in held for _, place in placement.stepped):
             raise ConfigError(
                 f"the optimizer {type(optimizer.optimizer).__name__} keeps its moments where method 'sparse_momentum' "
                 f"cannot see them. What to do: set \"torch_adam\": true in the optimizer's params, or use ZeRO stage 1."

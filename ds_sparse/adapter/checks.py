@@ -9,6 +9,7 @@ import torch
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
 from ..shard import Exclusion
+from .partition import full_numel
 
 
 def check_engine(engine: Any, config: CommunicationConfig) -> None:
@@ -20,7 +21,8 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
     stage = int(engine.zero_optimization_stage())
     refusals = (
         *_refused_parallelism(engine),
-        *_refused_zero(engine, stage),
+        *_refused_zero(engine),
+        *(_refused_stage_3(engine) if stage == 3 else ()),
         *_refused_precision(engine, stage),
         *_refused_sharding(config, stage),
         *_refused_clipping(engine, config),
@@ -48,13 +50,9 @@ def _refused_parallelism(engine: Any) -> list[Refusal]:
     ]  # fmt: skip
 
 
-def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
+def _refused_zero(engine: Any) -> list[Refusal]:
     zero = "'zero_optimization"
     return [
-        (
-            stage == 3, f"{zero}.stage' is 3", "0, 1 or 2: stage 3 gathers parameters across nodes at every layer",
-            "use stage 1 or 2",
-        ),
         (bool(engine.zenflow), f"{zero}.zenflow' is on", "off: it steps on gradients of its own choice", "remove it"),
         (
             bool(engine.zero_elastic_checkpoint()), f"{zero}.elastic_checkpoint' is true",
@@ -64,6 +62,31 @@ def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
         (
             not getattr(engine, "gradient_average", True), "gradients are summed", "gradients that are averaged",
             "remove 'gradient_allreduce_op'",
+        ),
+    ]  # fmt: skip
+
+
+def _refused_stage_3(engine: Any) -> list[Refusal]:
+    zero, offload = "'zero_optimization", engine.zero_offload_optimizer()
+    return [
+        (
+            any(hasattr(param, "ds_id") for param in engine.module.parameters()),
+            "the model was built under deepspeed.zero.Init, which splits it over all ranks",
+            "a model that ZeRO stage 3 splits over the ranks of one node", "build it without zero.Init",
+        ),
+        (
+            offload is not None and offload.device == "nvme", f"{zero}.offload_optimizer.device' is nvme",
+            "cpu: gradients on NVMe are out of reach", "set it to \"cpu\"",
+        ),
+        (bool(engine.super_offload()), f"{zero}.offload_optimizer.super_offload' is true", "false", "remove it"),
+        (
+            engine.zero_hpz_partition_size() > 1,
+            f"{zero}.zero_hpz_partition_size' is {engine.zero_hpz_partition_size()}",
+            "1: parameters do not leave the node in any case", "remove it",
+        ),
+        (
+            bool(engine.zero_quantized_gradients()), f"{zero}.zero_quantized_gradients' is true",
+            "false: it reduces over all ranks", "remove it",
         ),
     ]  # fmt: skip
 
@@ -89,7 +112,7 @@ def _refused_sharding(config: CommunicationConfig, stage: int) -> list[Refusal]:
     setting = f"'{SECTION}.sharded_update' is {str(config.sharded_update).lower()}, ZeRO stage is {stage}"
     return [
         (
-            config.sharded_update is True and stage == 0, setting, "true at stage 1 or 2",
+            config.sharded_update is True and stage == 0, setting, "true at stage 1, 2 or 3",
             "set 'zero_optimization.stage' to 1, or leave sharded_update out",
         ),
         (
@@ -122,7 +145,7 @@ def _check_embeddings(module: torch.nn.Module) -> None:
 
 def check_exclusion(engine: Any, exclusion: Exclusion, config: CommunicationConfig) -> list[str]:
     """Refuses an exclusion that leaves nothing to compress; returns a warning for each pattern that finds nothing."""
-    trained = {name: param.numel() for name, param in engine.module.named_parameters() if param.requires_grad}
+    trained = {name: full_numel(param) for name, param in engine.module.named_parameters() if param.requires_grad}
     if config.method != "dense" and all(exclusion.covers(name, numel) for name, numel in trained.items()):
         raise ConfigError(
             f"'{SECTION}.exclude' is {config.exclude.model_dump()} and covers all {len(trained)} trained parameters; "

@@ -1,7 +1,7 @@
-"""Level 1 at ZeRO stage 1 and 2: ZeRO's own optimizer, built over the ranks of one node.
+"""Level 1 at ZeRO stage 1, 2 and 3: ZeRO's own optimizer, built over the ranks of one node.
 
-ZeRO reduces gradients into this rank's partition inside the node, and gathers updated parameters inside the node. In
-between, at `optimizer.step()`, the partition is exchanged with the ranks that own the same one on the other nodes.
+ZeRO reduces gradients into this rank's partition inside the node, and gathers parameters inside the node. In between,
+at `optimizer.step()`, the partition is exchanged with the ranks that own the same one on the other nodes.
 """
 
 from __future__ import annotations
@@ -12,67 +12,54 @@ import torch
 
 from ..level2 import Level2
 from ..optim.step import replace_step
-from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
 from .adam import Placement
-from .zero_gradients import Averaged, Gradients, Offloaded
+from .partition import full_numel, partition_of
 
 
 class ZeroRoute:
     """Takes the shard out of ZeRO's gradients and puts the exchanged one back.
 
     Args:
-        engine: whose `optimizer` is a ZeRO stage 1 or 2 optimizer over the node's group.
+        engine: whose `optimizer` is a ZeRO optimizer over the node's group.
     """
 
     def __init__(self, engine: Any, exclusion: Exclusion) -> None:
-        self._optimizer, self._names = engine.optimizer, engine.param_names
-        self._engine = engine
-        owned = [pair for group in range(len(self._optimizer.bit16_groups)) for pair in self._owned(group)]
+        self._engine, self._optimizer = engine, engine.optimizer
+        self._stage, names = int(engine.zero_optimization_stage()), engine.param_names
+        self._partition = partition_of(self._optimizer, self._stage)
+        owned = self._partition.owned
+        groups = self._optimizer.fp16_groups if self._stage == 3 else self._optimizer.bit16_groups
+        self._params = [param for group in groups for param in group]
         self.layout = ShardLayout(
-            Segment(self._names[param], place.numel, exclusion.covers(self._names[param], param.numel()))
+            Segment(names[param], place.numel, exclusion.covers(names[param], full_numel(param)))
             for param, place in owned
         )
         self.placement = Placement(
             self.layout,
             places=[place for _, place in owned],
-            stepped=[(self._names[param], place) for param, place in owned],
-            names=[self._names[param] for group in self._optimizer.bit16_groups for param in group],
-            device=self._optimizer.bit16_groups_flat[0].device,  # the masters may be offloaded
+            stepped=[(names[param], place) for param, place in owned],
+            names=[names[param] for param in self._params],
+            device=engine.device,  # not that of the masters, which may be offloaded
         )
-
-    def _owned(self, group: int) -> list[tuple[torch.nn.Parameter, Place]]:
-        """The parameters, or parts, of a parameter group that this rank owns, in ZeRO's order."""
-        zero = self._optimizer
-        master = zero.single_partition_of_fp32_groups[group]
-        partition = torch.distributed.get_rank(zero.real_dp_process_group[group])
-        owned = []
-        for param in zero.params_in_partition[group]:
-            key = zero.get_param_id(param)
-            start = int(zero.grad_start_offset[group][partition][key])
-            place = int(zero.grad_partition_insertion_offset[group][partition][key])
-            numel = int(min(param.numel() - start, zero.partition_size[group] - place))
-            owned.append((param, Place(master, place, numel)))
-        return owned
 
     def install(self, level2: Level2) -> None:
         """Puts level 2 in front of ZeRO's step."""
         self._level2 = level2
-        self._gradients: Gradients = (Offloaded if self._optimizer.cpu_offload else Averaged)(self._optimizer)
         self._zero_step = replace_step(self._optimizer, self._step)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         zero, scale = self._optimizer, self._loss_scale()
         # 1. This rank's shard, without the loss scale.
         shard = torch.empty(self.layout.numel, device=self.placement.device)
-        self.layout.flatten_(shard, self._gradients.read()).div_(scale)
+        self.layout.flatten_(shard, self._partition.read()).div_(scale)
         # 2. Level 2.
         self._count_level1_bytes()
         outcome = self._level2.exchange_(shard)
         if not outcome.finite:
             return self._skip(*args, **kwargs)
         # 3. Back, in fp32, with the loss scale that ZeRO will take off again.
-        self._gradients.write(self.layout.views(shard.mul_(scale)))
+        self._partition.write(self.layout.views(shard.mul_(scale)))
         if outcome.grad_norm is None:
             return self._zero_step(*args, **kwargs)
         # 4. Clipped before the exchange, so not again here.
@@ -90,8 +77,9 @@ class ZeroRoute:
     def _skip(self, *args: Any, **kwargs: Any) -> Any:
         """Has ZeRO skip this step on every rank, as it does for an overflow of its own."""
         zero = self._optimizer
-        self._gradients.spoil()
-        checks, zero.check_grad_overflow = zero.check_grad_overflow, True
+        self._partition.spoil()
+        checks = getattr(zero, "check_grad_overflow", True)  # stage 3 always checks
+        zero.check_grad_overflow = True
         try:
             return self._zero_step(*args, **kwargs)
         finally:
@@ -100,13 +88,15 @@ class ZeroRoute:
     def _count_level1_bytes(self) -> None:
         """Bytes that ZeRO sends inside the node for one optimizer step, by formula: DeepSpeed sends them, not we.
 
-        Gradients are all-reduced (ZeRO's `reduce_scatter` does that too), once a step at stage 1 and once a micro
-        batch at stage 2; parameters are all-gathered.
+        Gradients are all-reduced (ZeRO's `reduce_scatter` does that too) at stage 1 and 2, and reduced into the
+        partitions at stage 3; once a step at stage 1, once a micro batch at the others. Parameters are all-gathered:
+        once a step, at stage 3 for each forward and each backward.
         """
         zero = self._optimizer
         n = torch.distributed.get_world_size(zero.dp_process_group)
-        numel = sum(int(flat.numel()) for flat in zero.bit16_groups_flat)
-        element = zero.bit16_groups_flat[0].element_size()
-        rounds = self._engine.gradient_accumulation_steps() if zero.partition_gradients else 1
-        gradient_bytes = 2 * (n - 1) * numel * zero.communication_data_type.itemsize * rounds // n
-        self._level2.stats.count_bytes("intra", gradient_bytes + (n - 1) * numel * element // n)
+        numel = sum(map(full_numel, self._params))
+        micro_batches = self._engine.gradient_accumulation_steps()
+        reductions = {1: 2, 2: 2 * micro_batches, 3: micro_batches}[self._stage]
+        gathers = 2 * micro_batches if self._stage == 3 else 1
+        sent = reductions * zero.communication_data_type.itemsize + gathers * self._params[0].element_size()
+        self._level2.stats.count_bytes("intra", (n - 1) * numel * sent // n)
