@@ -28,6 +28,7 @@ class Segment:
     numel: int
     dense: bool  # excluded from compression
     start: int = -1  # place in the shard; set by `ShardLayout`
+    counted: bool = True  # in norms; false for a copy of what another rank of the same model holds and counts
 
 
 class Exclusion:

@@ -24,6 +24,7 @@ from .adam import ShardAdam
 from .checkpoint import Checkpoints
 from .checks import check_engine, check_exclusion, check_optimizer
 from .handle import CompressedCommunication
+from .parameters import Parameters
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
 
@@ -66,16 +67,18 @@ def attach(engine: Any, prepared: Preparation) -> None:
     notes += check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0
-    route = ZeroRoute(engine, exclusion) if sharded else Stage0Route(engine, exclusion, node)
+    parameters, others = Parameters(engine, exclusion), _model_parallel_links(engine, stats)
+    notes += parameters.notes(engine.module)
+    route = ZeroRoute(engine, parameters) if sharded else Stage0Route(engine, parameters, node)
     placement = route.placement
 
     # 2. Level 2 works on it.
     def build() -> Level2:
         adam = None
         if config.method == "sparse_momentum":
-            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers)
+            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers, others)
         context = Context(config, placement.layout, placement.device, peers, node, adam, notes)
-        return Level2(context, _model_parallel_links(engine, stats), float(engine.gradient_clipping()), stats)
+        return Level2(context, others, float(engine.gradient_clipping()), stats)
 
     level2 = _on_all_ranks(build, notes)
     # 3. They are joined, watched, saved, and shown.

@@ -9,7 +9,7 @@ import torch
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
 from ..shard import Exclusion
-from .partition import full_numel
+from .parameters import full_numel
 
 
 def check_engine(engine: Any, config: CommunicationConfig) -> None:
@@ -20,12 +20,11 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
     """
     stage = int(engine.zero_optimization_stage())
     refusals = (
-        *_refused_parallelism(engine),
+        *_refused_parallelism(engine, stage),
         *_refused_zero(engine),
         *(_refused_stage_3(engine) if stage == 3 else ()),
         *_refused_precision(engine, stage),
         *_refused_sharding(config, stage),
-        *_refused_clipping(engine, config),
     )
     for wrong, setting, allowed, remedy in refusals:
         if wrong:
@@ -36,11 +35,18 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
 Refusal = tuple[bool, str, str, str]  # wrong, the setting with its value, what is allowed, what to do
 
 
-def _refused_parallelism(engine: Any) -> list[Refusal]:
+def _refused_parallelism(engine: Any, stage: int) -> list[Refusal]:
     return [
         (
-            bool(engine.pipeline_parallelism), "the model is a PipelineModule", "a model without pipeline stages",
-            f"use another engine, or set '{SECTION}.enabled' to false",
+            bool(engine.pipeline_parallelism) and bool(engine.bfloat16_enabled()) and stage == 0,
+            "the model is a PipelineModule in bf16 at ZeRO stage 0",
+            "stage 1: at stage 0 DeepSpeed accumulates it in flat buffers of its own",
+            "set 'zero_optimization.stage' to 1",
+        ),
+        (
+            bool(engine.pipeline_parallelism) and len(set(engine.get_data_types())) > 1,
+            "the model is a PipelineModule and 'data_types.grad_accum_dtype' is not its own type",
+            "its own: tied weights are summed over stages in it", "remove 'data_types.grad_accum_dtype'",
         ),
         (
             bool(engine.has_moe_layers), "the model has mixture-of-experts layers",
@@ -122,18 +128,6 @@ def _refused_sharding(config: CommunicationConfig, stage: int) -> list[Refusal]:
     ]  # fmt: skip
 
 
-def _refused_clipping(engine: Any, config: CommunicationConfig) -> list[Refusal]:
-    tensor_parallel = engine.mpu is not None and engine.mpu.get_model_parallel_world_size() > 1
-    return [
-        (
-            config.method != "dense" and tensor_parallel and engine.gradient_clipping() > 0,
-            f"'gradient_clipping' is {engine.gradient_clipping()} with tensor parallelism",
-            "0: parameters that are replicated over tensor-parallel ranks would count twice in the norm",
-            "set 'gradient_clipping' to 0, or method to 'dense'",
-        ),
-    ]  # fmt: skip
-
-
 def _check_embeddings(module: torch.nn.Module) -> None:
     for name, child in module.named_modules():
         if getattr(child, "sparse", False) and isinstance(child, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
@@ -164,6 +158,11 @@ def check_optimizer(optimizer: Any, config: CommunicationConfig) -> list[str]:
     """
     kind = type(optimizer).__name__
     groups = optimizer.param_groups
+    if "Muon" in kind:
+        raise ConfigError(
+            f"the optimizer is {kind}; with '{SECTION}' allowed is one that steps on the mean gradient: ZeRO puts "
+            f"Muon's update in its place before nodes have exchanged it. What to do: use AdamW."
+        )
     if config.method == "sparse_momentum":
         _check_adam(optimizer, kind, groups)
     momentum = max(float(group.get("momentum", 0.0)) for group in groups)

@@ -113,8 +113,8 @@ class Split(Partition):
             del written[: len(params)]
 
     def spoil(self) -> None:
-        for entry, _ in self._entries():
-            entry.fill_(float("inf"))
+        for entries in self._zero.averaged_gradients.values():  # not in place: what is padding there is never cleared
+            entries[0] = torch.full_like(entries[0], float("inf"))
 
     def _entries(self) -> Iterator[tuple[torch.Tensor, int]]:
         for group, params in enumerate(self._zero.fp16_groups):
@@ -153,11 +153,6 @@ def _owned_at_stage_3(zero: Any) -> Iterator[Owned]:
 def _numel_without_padding(param: Any) -> int:
     part = int(param.partition_numel())
     return max(0, min(part, int(param.ds_numel) - part * torch.distributed.get_rank(param.ds_process_group)))
-
-
-def full_numel(param: torch.nn.Parameter) -> int:
-    """Elements of a parameter, also where stage 3 has taken it apart."""
-    return int(getattr(param, "ds_numel", param.numel()))
 
 
 def _is_padding(entry: torch.Tensor) -> bool:

@@ -15,8 +15,9 @@ from ..level2 import Level2, Outcome
 from ..links import Link
 from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
-from ..shard import Exclusion, Segment, ShardLayout
+from ..shard import Segment, ShardLayout
 from .adam import Placement
+from .parameters import Parameters
 
 
 class Stage0Route:
@@ -30,10 +31,10 @@ class Stage0Route:
         node: link to the ranks of this node.
     """
 
-    def __init__(self, engine: Any, exclusion: Exclusion, node: Link) -> None:
+    def __init__(self, engine: Any, parameters: Parameters, node: Link) -> None:
         self._engine, self._node = engine, node
         named = [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad and p.numel()]
-        dense = [exclusion.covers(name, param.numel()) for name, param in named]
+        dense = [parameters.sent_dense(name, param) for name, param in named]
         self._order = sorted(range(len(named)), key=lambda i: dense[i])  # stable: False before True
         self._numel = sum(param.numel() for _, param in named)
         part = -(-self._numel // node.size)
@@ -47,7 +48,7 @@ class Stage0Route:
             name, param = named[i]
             start, stop = max(first, offset), min(last, offset + param.numel())
             if start < stop:
-                segments.append(Segment(name, stop - start, dense[i]))
+                segments.append(parameters.segment(name, param, stop - start))
                 places.append(Place(stepped[i].param, stepped[i].start + start - offset, stop - start))
             offset += param.numel()
         self.layout = ShardLayout(segments)

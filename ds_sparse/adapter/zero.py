@@ -12,9 +12,10 @@ import torch
 
 from ..level2 import Level2
 from ..optim.step import replace_step
-from ..shard import Exclusion, Segment, ShardLayout
+from ..shard import ShardLayout
 from .adam import Placement
-from .partition import full_numel, partition_of
+from .parameters import Parameters, full_numel
+from .partition import partition_of
 
 
 class ZeroRoute:
@@ -24,17 +25,14 @@ class ZeroRoute:
         engine: whose `optimizer` is a ZeRO optimizer over the node's group.
     """
 
-    def __init__(self, engine: Any, exclusion: Exclusion) -> None:
+    def __init__(self, engine: Any, parameters: Parameters) -> None:
         self._engine, self._optimizer = engine, engine.optimizer
         self._stage, names = int(engine.zero_optimization_stage()), engine.param_names
         self._partition = partition_of(self._optimizer, self._stage)
         owned = self._partition.owned
         groups = self._optimizer.fp16_groups if self._stage == 3 else self._optimizer.bit16_groups
         self._params = [param for group in groups for param in group]
-        self.layout = ShardLayout(
-            Segment(names[param], place.numel, exclusion.covers(names[param], full_numel(param)))
-            for param, place in owned
-        )
+        self.layout = ShardLayout(parameters.segment(names[param], param, place.numel) for param, place in owned)
         self.placement = Placement(
             self.layout,
             places=[place for _, place in owned],
