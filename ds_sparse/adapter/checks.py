@@ -91,6 +91,11 @@ def _refused_stage_3(engine: Any) -> list[Refusal]:
             "1: parameters do not leave the node in any case", "remove it",
         ),
         (
+            engine.gradient_predivide_factor() != 1.0,
+            f"'gradient_predivide_factor' is {engine.gradient_predivide_factor()} at ZeRO stage 3",
+            "1.0: DeepSpeed does not take it off again where it is the number of ranks", "remove it",
+        ),
+        (
             bool(engine.zero_quantized_gradients()), f"{zero}.zero_quantized_gradients' is true",
             "false: it reduces over all ranks", "remove it",
         ),
@@ -195,7 +200,7 @@ def _check_adam(optimizer: Any, kind: str, groups: list[dict[str, Any]]) -> None
         setting = f"'{SECTION}.method' is 'sparse_momentum' and {what}"
         raise ConfigError(f"{setting}; allowed is {allowed}. What to do: {remedy}.")
 
-    if kind not in ("Adam", "AdamW", "FusedAdam"):
+    if kind not in ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam"):
         refuse(f"the optimizer is {kind}", "Adam or AdamW", "use method 'sparse_gradient' for SGD, 'dense' for others")
     if len({tuple(group["betas"]) for group in groups}) > 1:
         refuse("parameter groups differ in betas", "the same betas in all groups", "give all groups the same betas")

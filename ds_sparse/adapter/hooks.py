@@ -81,8 +81,9 @@ def _hooked_configure_optimizer(original: Callable[..., None]) -> Callable[..., 
         engine.__dict__[_PREPARED] = prepared
         everybody = engine.seq_data_parallel_group
         engine.seq_data_parallel_group = prepared.topology.node_group
-        for param in engine.module.parameters():  # where stage 3 looks
-            param.ds_zero_partition_process_group = prepared.topology.node_group
+        if int(engine.zero_optimization_stage()) == 3:
+            for param in engine.module.parameters():  # where stage 3 looks
+                param.ds_zero_partition_process_group = prepared.topology.node_group
         engine._do_optimizer_sanity_check = functools.partial(_prefer_zero, engine._do_optimizer_sanity_check)
         try:
             return original(engine, *args, **kwargs)

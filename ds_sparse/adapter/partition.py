@@ -64,6 +64,7 @@ class Offloaded(Partition):
 
     def _gradients(self) -> Iterator[tuple[int, torch.Tensor]]:
         for param, (master, start, numel) in self.owned:
+            assert master.grad is not None  # ZeRO keeps it from the start where it offloads
             yield self._zero.get_param_id(param), master.grad.view(-1)[start : start + numel]
 
 

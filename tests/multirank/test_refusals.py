@@ -106,18 +106,25 @@ def test_fp16_at_stage_0_is_refused_with_the_reason():
         run_ranks(2, _fp16_at_stage_0)
 
 
-def _pipeline() -> None:
+def _pipeline(more: dict[str, Any]) -> None:
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
     deepspeed.init_distributed("gloo")
     model = PipelineModule(layers=list(build_model()), num_stages=1, loss_fn=torch.nn.functional.mse_loss)
-    build_engine(build_config(stage=0, section=MOMENTUM), model=model)
+    build_engine(build_config(dtype="bf16", section=MOMENTUM, **more), model=model)
 
 
-def test_pipeline_engine_is_refused():
-    with pytest.raises(RankError, match="the model is a PipelineModule"):
-        run_ranks(2, _pipeline)
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"stage": 0}, "PipelineModule in bf16 at ZeRO stage 0; .* What to do: set 'zero_optimization.stage' to 1"),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, "PipelineModule and 'data_types.grad_accum_dtype' is not its"),
+    ],
+)
+def test_pipelines_that_accumulate_elsewhere_are_refused(more, message):
+    with pytest.raises(RankError, match=message):
+        run_ranks(2, _pipeline, more)
 
 
 def _without_optimizer() -> None:
