@@ -24,6 +24,13 @@ class WireError(RuntimeError):
     """
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or not be cut for this number of nodes and ranks.
+
+    The message names what, the rank, the cause and what to do. When writing fails, it is raised on all ranks.
+    """
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the nearest of `known`, or an empty string when none is near."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -24,6 +24,7 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
         *_refused_precision(engine, stage),
         *_refused_sharding(config, stage),
         *_refused_clipping(engine, config),
+        *_refused_writers(engine),
     )
     for wrong, setting, allowed, remedy in refusals:
         if wrong:
@@ -122,6 +123,20 @@ def _refused_clipping(engine: Any, config: CommunicationConfig) -> list[Refusal]
             "0: parameters that are replicated over tensor-parallel ranks would count twice in the norm",
             "set 'gradient_clipping' to 0, or method to 'dense'",
         ),
+    ]  # fmt: skip
+
+
+def _refused_writers(engine: Any) -> list[Refusal]:
+    config = engine._config
+    return [
+        (
+            wrong, f"{setting} is set", "DeepSpeed's usual writer, whose files can be completed on all ranks at once",
+            "remove it",
+        )
+        for wrong, setting in (
+            (config.checkpoint_config["writer"] is not None, "'checkpoint.writer'"),
+            (bool(config.datastates_config.enabled), "'datastates_ckpt'"),
+        )
     ]  # fmt: skip
 
 

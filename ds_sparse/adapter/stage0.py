@@ -47,7 +47,7 @@ class Stage0Route:
             name, param = named[i]
             start, stop = max(first, offset), min(last, offset + param.numel())
             if start < stop:
-                segments.append(Segment(name, stop - start, dense[i]))
+                segments.append(Segment(name, stop - start, dense[i], start - offset))
                 places.append(Place(stepped[i].param, stepped[i].start + start - offset, stop - start))
             offset += param.numel()
         self.layout = ShardLayout(segments)

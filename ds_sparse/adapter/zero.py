@@ -29,19 +29,19 @@ class ZeroRoute:
         self._engine = engine
         owned = [pair for group in range(len(self._optimizer.bit16_groups)) for pair in self._owned(group)]
         self.layout = ShardLayout(
-            Segment(self._names[param], place.numel, exclusion.covers(self._names[param], param.numel()))
-            for param, place in owned
+            Segment(self._names[param], place.numel, exclusion.covers(self._names[param], param.numel()), offset)
+            for param, offset, place in owned
         )
         self.placement = Placement(
             self.layout,
-            places=[place for _, place in owned],
-            stepped=[(self._names[param], place) for param, place in owned],
+            places=[place for *_, place in owned],
+            stepped=[(self._names[param], place) for param, _, place in owned],
             names=[self._names[param] for group in self._optimizer.bit16_groups for param in group],
             device=self._optimizer.single_partition_of_fp32_groups[0].device,
         )
 
-    def _owned(self, group: int) -> list[tuple[torch.nn.Parameter, Place]]:
-        """The parameters, or parts, of a parameter group that this rank owns, in ZeRO's order."""
+    def _owned(self, group: int) -> list[tuple[torch.nn.Parameter, int, Place]]:
+        """What this rank owns of a parameter group, in ZeRO's order: parameter, first entry of it, place."""
         zero = self._optimizer
         master = zero.single_partition_of_fp32_groups[group]
         partition = torch.distributed.get_rank(zero.real_dp_process_group[group])
@@ -51,7 +51,7 @@ class ZeroRoute:
             start = int(zero.grad_start_offset[group][partition][key])
             place = int(zero.grad_partition_insertion_offset[group][partition][key])
             numel = int(min(param.numel() - start, zero.partition_size[group] - place))
-            owned.append((param, Place(master, place, numel)))
+            owned.append((param, start, Place(master, place, numel)))
         return owned
 
     def install(self, level2: Level2) -> None:

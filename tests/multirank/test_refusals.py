@@ -79,6 +79,10 @@ CASES = {
         build_config(section=MOMENTUM, zero_optimization={"elastic_checkpoint": True}),
         "'zero_optimization.elastic_checkpoint' is true", "remove it",
     ),
+    "another writer of checkpoints": (
+        build_config(section=MOMENTUM, checkpoint={"writer": {"type": "python"}}),
+        "'checkpoint.writer' is set", "remove it",
+    ),
     "fp16 autocast": (
         build_config(section=MOMENTUM, torch_autocast={"enabled": True, "dtype": "float16"}),
         "'torch_autocast.dtype' is float16", "bfloat16",
