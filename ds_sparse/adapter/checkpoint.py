@@ -148,10 +148,10 @@ class Checkpoints:
         obstacles = [theirs for theirs in _gather(obstacle) if theirs]
         if saved is None or obstacles:
             # All ranks start anew: their counters must agree.
-            method.load_state({}, {"exchanged": engine.global_steps - engine.skipped_steps})
+            method.restart({"exchanged": engine.global_steps - engine.skipped_steps})
             _tell(f"the checkpoint has no residuals for this run, they start at zero: it {obstacles[0]}")
             return
-        method.load_state({}, saved.counters)
+        method.restart(saved.counters)
         dropped = sorted({key for keys in _gather(saved.fill_(method, self._level2.layout)) for key in keys})
         if dropped:
             _tell(f"the checkpoint holds what this configuration does not use, it is dropped: {', '.join(dropped)}")

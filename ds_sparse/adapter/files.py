@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -78,9 +79,10 @@ class PendingFiles:
             )
 
     def discard(self) -> None:
-        """Removes what was not moved into place."""
+        """Removes what was not moved into place, as far as that goes."""
         for partial in self._moves.values():
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
         self._moves.clear()
 
 
