@@ -25,9 +25,9 @@ class WireError(RuntimeError):
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or not be cut for this number of nodes and ranks.
+    """A checkpoint could not be written or read, on some rank; no rank goes on.
 
-    The message names what, the rank, the cause and what to do. When writing fails, it is raised on all ranks.
+    The message names the checkpoint, the rank, the cause and what to do.
     """
 
 

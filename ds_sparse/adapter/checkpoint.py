@@ -17,10 +17,11 @@ from typing import Any
 import torch.distributed as dist
 
 from ..config import CommunicationConfig
+from ..errors import CheckpointError
 from ..level2 import Level2
 from ..topology import NodeTopology
 from .adam import Placement
-from .files import PendingFiles
+from .files import PendingFiles, by_rank, everywhere
 from .reshard import Partition
 from .state_files import Origin, SavedState, Shape, UnusableError, file_name, write_state
 
@@ -110,9 +111,23 @@ class Checkpoints:
             yield
 
     def load(self, load_dir: str, *args: Any, **kwargs: Any) -> Any:
-        """`engine.load_checkpoint`; then our state, when the optimizer's state was loaded too."""
+        """`engine.load_checkpoint`; then our state, when the optimizer's state was loaded too.
+
+        Raises:
+            CheckpointError: another rank could not load; that one raises what it met.
+        """
         asked = _bind(self._load, load_dir, *args, **kwargs)
-        loaded = self._load(**asked)
+        try:
+            loaded = self._load(**asked)
+        except Exception as error:
+            by_rank(f"{type(error).__name__}: {error}")
+            raise
+        failures = by_rank("")
+        if failures:
+            raise CheckpointError(
+                f"the checkpoint in '{load_dir}' was not loaded, {failures}. What to do: see to that rank, or load an "
+                f"earlier one by its tag."
+            )
         path = loaded[0]
         if path is not None and not asked["load_module_only"] and asked["load_optimizer_states"]:
             self._load_state(Path(path).parent)
@@ -145,14 +160,14 @@ class Checkpoints:
             saved = SavedState(folder, self._node, self._mp_rank, origin)
         except UnusableError as error:
             obstacle = str(error)
-        obstacles = [theirs for theirs in _gather(obstacle) if theirs]
+        obstacles = [theirs for theirs in everywhere(obstacle) if theirs]
         if saved is None or obstacles:
             # All ranks start anew: their counters must agree.
             method.restart({"exchanged": engine.global_steps - engine.skipped_steps})
             _tell(f"the checkpoint has no residuals for this run, they start at zero: it {obstacles[0]}")
             return
         method.restart(saved.counters)
-        dropped = sorted({key for keys in _gather(saved.fill_(method, self._level2.layout)) for key in keys})
+        dropped = sorted({key for keys in everywhere(saved.fill_(method, self._level2.layout)) for key in keys})
         if dropped:
             _tell(f"the checkpoint holds what this configuration does not use, it is dropped: {', '.join(dropped)}")
         if saved.shape != self._shape and dist.get_rank() == 0:
@@ -185,12 +200,6 @@ def _temporarily(target: Any, **attributes: Any) -> Iterator[None]:
         for name in attributes:
             del vars(target)[name]
         vars(target).update(before)
-
-
-def _gather(mine: Any) -> list[Any]:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone
 
 
 def _tell(warning: str) -> None:

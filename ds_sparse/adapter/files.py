@@ -41,8 +41,9 @@ class PendingFiles:
     def write(self, path: str | Path, writer: Callable[[Path], Any]) -> None:
         """Has `writer` write what will be found at `path` once all files are in place."""
         target = Path(path)
-        # A name of its own kind: tools that look for a checkpoint's files by prefix or suffix must not find it.
-        partial = self._moves[target] = target.with_name(f".{target.name}.partial")
+        # A name of its own kind: tools that look for a checkpoint's files by prefix or suffix must not find it. And of
+        # this rank: disks that are said to be each node's own may be one.
+        partial = self._moves[target] = target.with_name(f".{target.name}.{dist.get_rank()}.partial")
 
         def write() -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,13 +69,11 @@ class PendingFiles:
 
     def agree(self) -> None:
         """Raises on all ranks when something failed on one. A collective."""
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, self._failure)
-        failures = [f"on rank {rank}: {failure}" for rank, failure in enumerate(everyone) if failure]
+        failures = by_rank(self._failure)
         if failures:
             self.discard()
             raise CheckpointError(
-                f"{self._what} was not saved, {'; '.join(failures)}. What was saved before is still there. What to "
+                f"{self._what} was not saved, {failures}. What was saved before is still there. What to "
                 f"do: see to the cause (a full disk, a folder that cannot be written) and save again."
             )
 
@@ -84,6 +83,18 @@ class PendingFiles:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
         self._moves.clear()
+
+
+def everywhere(mine: Any) -> list[Any]:
+    """What each rank gave. A collective."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def by_rank(failure: str) -> str:
+    """What failed, on which ranks; empty when nothing did. A collective."""
+    return "; ".join(f"on rank {rank}: {theirs}" for rank, theirs in enumerate(everywhere(failure)) if theirs)
 
 
 def _sync(path: Path) -> None:

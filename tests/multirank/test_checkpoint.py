@@ -92,6 +92,28 @@ def test_it_is_the_residual_that_makes_the_difference(tmp_path: Path, name: str)
     assert not torch.equal(expected[-1], resumed[-1])
 
 
+def _own_disks(folder: str) -> list[Any]:
+    """Run, save and resume, each node on a disk of its own."""
+    local = dist.get_rank() % 2
+    os.environ["LOCAL_RANK"] = str(local)
+    disk = f"{folder}/{dist.get_rank() // 2}"
+    section, optimizer = SECTIONS["gradient"]
+    config = build_config(optimizer=optimizer, section=section, checkpoint={"use_node_local_storage": True})
+    engine = build_engine(config)
+    train(engine, STOP)
+    engine.save_checkpoint(disk, "tag")
+    resumed = build_engine(config)
+    resumed.load_checkpoint(disk, "tag")
+    return [train(engine, 4, start=STOP), train(resumed, 4, start=STOP)]
+
+
+def test_every_node_saves_all_partitions_to_a_disk_of_its_own(tmp_path: Path):
+    for expected, resumed in run_ranks(4, _own_disks, str(tmp_path)):
+        assert all(torch.equal(a, b) for a, b in zip(expected, resumed, strict=True))
+    assert all(len(list((tmp_path / node / "tag").glob("zero_pp_rank_*"))) == 2 for node in "01")
+    assert not list((tmp_path / "0").rglob("ds_sparse_node_00001_*"))
+
+
 # ---- files that cannot be used ----------------------------------------------------------------------------------
 
 

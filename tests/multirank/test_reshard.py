@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ds_sparse.errors import CheckpointError
 from tests.engines import build_config, build_engine, build_model, replicas_equal, train
 from tests.ranks import run_ranks
 
@@ -165,3 +167,75 @@ def test_training_goes_on_and_says_what_was_done(resumed, stage: int, old: Shape
     assert line.startswith(start)
     assert (f"ZeRO's {old[1]} partitions are cut into {new[1]}" in line) == (stage > 0 and old[1] != new[1])
     assert ("each node keeps" in line) == (old[0] == new[0])
+
+
+def _odd_engine(ranks_per_node: int, rotated: bool) -> Any:
+    """Two parameter groups, of which ZeRO orders, pads and cuts each in its own way."""
+    model = build_model()
+    weights, biases = (
+        [p for name, p in model.named_parameters() if name.endswith(kind)] for kind in ("weight", "bias")
+    )
+    zero = {"round_robin_gradients": rotated, "parameter_alignment": rotated}
+    section = MOMENTUM | {"topology": {"ranks_per_node": ranks_per_node}}
+    config = build_config(stage=2, dtype="bf16", section=section, zero_optimization=zero)
+    groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights}]
+    return build_engine(config, model=model, model_parameters=groups)
+
+
+def _save_odd(folder: str) -> Any:
+    engine = _odd_engine(4, True)
+    train(engine, 4)
+    engine.save_checkpoint(folder)
+    return _kept(engine)
+
+
+def _resume_odd(folder: str) -> Any:
+    results = []
+    for ranks_per_node, rotated in ((2, True), (2, False), (1, True)):
+        engine = _odd_engine(ranks_per_node, rotated)
+        engine.load_checkpoint(folder)
+        steps = {float(state["step"]) for state in engine.optimizer.optimizer.state.values()}
+        decays = [group["weight_decay"] for group in engine.optimizer.optimizer.param_groups]
+        results.append((_kept(engine), steps, decays, train(engine, 2, start=4)))
+    return results
+
+
+def test_order_and_padding_may_differ_as_well(tmp_path: Path):
+    before = run_ranks(4, _save_odd, str(tmp_path))
+    after = run_ranks(4, _resume_odd, str(tmp_path))
+    for case, shape in enumerate([(2, 2), (2, 2), (4, 1)]):
+        ranks = [results[case] for results in after]
+        assert all(steps == {4.0} and decays == [0.0, 0.01] for _, steps, decays, _ in ranks)
+        assert replicas_equal([history for *_, history in ranks])
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            (was,) = _whole(before, (1, 4), kind)
+            for node in _whole([kept for kept, *_ in ranks], shape, kind):
+                assert all(torch.equal(node[name], was[name]) for name in was), (shape, kind)
+
+
+def _save_plain(folder: str) -> None:
+    elastic = build_engine(build_config(zero_optimization={"elastic_checkpoint": True}), ours=False)
+    train(elastic, 1)
+    elastic.save_checkpoint(f"{folder}/elastic")
+    model = build_model()
+    model[0].bias.requires_grad_(False)
+    frozen = build_engine(build_config(), ours=False, model=model)
+    train(frozen, 1)
+    frozen.save_checkpoint(f"{folder}/frozen")
+
+
+def _refused(folder: str) -> list[str]:
+    messages = []
+    for name in ("elastic", "frozen"):
+        with pytest.raises(CheckpointError) as caught:
+            _engine(1, (1, 2)).load_checkpoint(f"{folder}/{name}")
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_what_cannot_be_cut_is_refused(tmp_path: Path):
+    run_ranks(4, _save_plain, str(tmp_path))
+    for elastic, frozen in run_ranks(2, _refused, str(tmp_path)):
+        assert "written with 'zero_optimization.elastic_checkpoint'; allowed for another number" in elastic
+        assert "What to do: load it on as many ranks as wrote it" in elastic
+        assert "the checkpoint holds " in frozen and "What to do: build the model and the parameter gr" in frozen

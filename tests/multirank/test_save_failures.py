@@ -105,3 +105,26 @@ def test_a_folder_that_cannot_be_written_is_said_on_all_ranks(tmp_path: Path):
         assert "NotADirectoryError" in unmakeable
         assert f"on rank 0: {folders[1]}/latest: IsADirectoryError" in unmovable
     assert not list(tmp_path.rglob(".*.partial"))
+
+
+def _load_broken(folder: str) -> tuple[str, str]:
+    engine = build_engine(build_config(optimizer="SGD0", section=SPARSE))
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    dist.barrier()
+    partition = Path(folder, "global_step1", "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    if dist.get_rank() == 0:
+        partition.write_bytes(partition.read_bytes()[:-100])
+    dist.barrier()
+    with pytest.raises(Exception) as caught:  # noqa: B017, PT011  (torch's own depends on its version)
+        engine.load_checkpoint(folder)
+    return caught.type.__name__, str(caught.value)
+
+
+def test_a_partition_that_one_rank_of_each_node_cannot_read_stops_all(tmp_path: Path):
+    results = run_ranks(4, _load_broken, str(tmp_path))
+    kinds = [kind for kind, _ in results]
+    assert kinds[0] == kinds[2] == "CheckpointError" and kinds[1] == kinds[3] != "CheckpointError"
+    for _, message in results[::2]:
+        assert f"the checkpoint in '{tmp_path}' was not loaded, on rank 1: {kinds[1]}: " in message
+        assert f"; on rank 3: {kinds[3]}: " in message
