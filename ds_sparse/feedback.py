@@ -92,6 +92,11 @@ class ErrorFeedback:
         if self._settings.enabled:
             ops.scatter_add_(self.owned[self._owned_range], indices, lost)
 
+    def disown_(self) -> None:
+        """Moves all that is owned into `residual`: an exchange that owns nothing sends it from there."""
+        self._disown(slice(0, 0), slice(0, self.residual.numel()))
+        self._owned_range = slice(0, 0)
+
     def _disown(self, keep: slice, region: slice) -> None:
         """Moves what is owned in `region`, but outside of `keep`, into the residual."""
         if self.owned is None:
@@ -135,27 +140,31 @@ class ErrorFeedback:
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
     def loaded(self) -> None:
-        """To be called when the tensors were changed from outside: they may be nonzero anywhere."""
+        """To be called when the live tensors were set from outside: they may be nonzero anywhere."""
         self._owned_range = slice(0, self.residual.numel())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Offer:
     """What this node has to send at one step; an exchange takes it, all at once or region by region.
 
     Attributes:
         vector: fp32 [numel], this node's; a region of it may be overwritten once it was taken.
         step: the same number on all ranks.
+        taken: entries so far. Regions round up, each for itself.
     """
 
     feedback: ErrorFeedback
     quota: Quota
     vector: torch.Tensor
     step: int
+    taken: int = 0
 
     @property
     def whole(self) -> slice:
         return slice(0, self.quota.numel)
 
     def take_(self, region: slice) -> Payload:
-        return self.feedback.take_(self.quota, self.vector[region], self.step, region)
+        payload = self.feedback.take_(self.quota, self.vector[region], self.step, region)
+        self.taken += payload.form.k
+        return payload

@@ -14,6 +14,7 @@ from .types import MAGNITUDE_MASK, Decoded
 INVALID_INDICES = "indices must ascend strictly within 0..{last}{chunks}; the encoded bytes are unspecified"
 _INF_KEY = 0x7F800000
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALF_NAN = {"bf16": 0x7FC0, "fp16": 0x7E00}
 # What the largest code stands for, in scales.
 _TOP = {"int8": 127.0, "int4": 7.0, "int2": 1.0}
 # One step below the largest float: the scale may be rounded up, and the top code times it must not overflow.
@@ -75,7 +76,8 @@ def encode_values_(values: Tensor, dtype: str, out: Tensor) -> None:
     if dtype in _HALVES:
         largest = torch.finfo(_HALVES[dtype]).max
         rounded = torch.where(values.isinf(), values, values.clamp(-largest, largest))
-        halves = torch.where(values.isnan(), torch.nan, rounded).to(_HALVES[dtype])  # one NaN, whatever its payload
+        halves = rounded.to(_HALVES[dtype]).view(torch.int16)
+        halves[values.isnan()] = _HALF_NAN[dtype]  # conversions differ in what they make of a NaN
         _write(halves.view(torch.uint8), out)
     else:
         scales, codes = _quantize(values, dtype)

@@ -22,7 +22,7 @@ from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
 from .adam import ShardAdam
 from .checkpoint import Checkpoints
-from .checks import check_engine, check_exclusion, check_optimizer
+from .checks import check_engine, check_exclusion, check_optimizer, traits_of
 from .handle import CompressedCommunication
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
@@ -62,7 +62,7 @@ def attach(engine: Any, prepared: Preparation) -> None:
     """Puts level 2 into an engine whose ZeRO optimizer, if it has one, was built over the node's group."""
     config, topology, stats = prepared.config, prepared.topology, CommStats()
     node, peers = Link(topology.node_group, "intra", stats), Link(topology.peer_group, "inter", stats)
-    exclusion, notes = Exclusion(config.exclude), check_optimizer(engine.basic_optimizer, config)
+    exclusion, notes = Exclusion(config.exclude), check_optimizer(traits_of(engine.basic_optimizer), config)
     notes += check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0

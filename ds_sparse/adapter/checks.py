@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from deepspeed.runtime.config import DtypeEnum
+from deepspeed.runtime.constants import GRADIENT_ALLREDUCE_OP_SUM
 
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
@@ -17,22 +20,34 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
     Raises:
         ConfigError: names the setting as the user wrote it, its value, what is allowed and what to do.
     """
-    stage = int(engine.zero_optimization_stage())
-    refusals = (
-        *_refused_parallelism(engine),
-        *_refused_zero(engine, stage),
-        *_refused_precision(engine, stage),
-        *_refused_sharding(config, stage),
-        *_refused_clipping(engine, config),
-        *_refused_writers(engine),
-    )
-    for wrong, setting, allowed, remedy in refusals:
-        if wrong:
-            raise ConfigError(f"{setting}; with '{SECTION}' allowed is {allowed}. What to do: {remedy}.")
+    _refuse_first(_refused_parallelism(engine))
+    check_settings(engine._config, config)
+    _refuse_first(_refused_clipping(engine, config))
     _check_embeddings(engine.module)
 
 
+def check_settings(settings: Any, config: CommunicationConfig) -> None:
+    """Refuses what DeepSpeed's own settings make impossible; needs no engine.
+
+    Args:
+        settings: DeepSpeed's reading of the whole `ds_config.json`, a `DeepSpeedConfig`.
+
+    Raises:
+        ConfigError: as `check_engine`.
+    """
+    _refuse_first(_refused_zero(settings))
+    _refuse_first(_refused_precision(settings))
+    _refuse_first(_refused_sharding(settings, config))
+    _refuse_first(_refused_writers(settings))
+
+
 Refusal = tuple[bool, str, str, str]  # wrong, the setting with its value, what is allowed, what to do
+
+
+def _refuse_first(refusals: list[Refusal]) -> None:
+    for wrong, setting, allowed, remedy in refusals:
+        if wrong:
+            raise ConfigError(f"{setting}; with '{SECTION}' allowed is {allowed}. What to do: {remedy}.")
 
 
 def _refused_parallelism(engine: Any) -> list[Refusal]:
@@ -52,55 +67,58 @@ def _refused_parallelism(engine: Any) -> list[Refusal]:
     ]  # fmt: skip
 
 
-def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
-    zero = "'zero_optimization"
+def _refused_zero(settings: Any) -> list[Refusal]:
+    zero, chosen = "'zero_optimization", settings.zero_config
     return [
         (
-            stage == 3, f"{zero}.stage' is 3", "0, 1 or 2: stage 3 gathers parameters across nodes at every layer",
-            "use stage 1 or 2",
+            chosen.stage == 3, f"{zero}.stage' is 3",
+            "0, 1 or 2: stage 3 gathers parameters across nodes at every layer", "use stage 1 or 2",
         ),
         (
-            bool(engine.zero_offload_optimizer()) and engine.zero_offload_optimizer().device != "none",
+            chosen.offload_optimizer is not None and chosen.offload_optimizer.device != "none",
             f"{zero}.offload_optimizer' is on", "off", "remove it",
         ),
-        (bool(engine.zenflow), f"{zero}.zenflow' is on", "off", "remove it"),
+        (chosen.zenflow is not None, f"{zero}.zenflow' is on", "off", "remove it"),
         (
-            bool(engine.zero_elastic_checkpoint()), f"{zero}.elastic_checkpoint' is true",
+            chosen.elastic_checkpoint, f"{zero}.elastic_checkpoint' is true",
             "false: ZeRO's state is cut for the ranks of one node", "remove it",
         ),
         (
-            not getattr(engine, "gradient_average", True), "gradients are summed", "gradients that are averaged",
-            "remove 'gradient_allreduce_op'",
+            settings.gradient_allreduce_op == GRADIENT_ALLREDUCE_OP_SUM,
+            "gradients are summed", "gradients that are averaged", "remove 'gradient_allreduce_op'",
         ),
     ]  # fmt: skip
 
 
-def _refused_precision(engine: Any, stage: int) -> list[Refusal]:
-    model_dtype, accumulation_dtype = engine.get_data_types()
+def _refused_precision(settings: Any) -> list[Refusal]:
+    stage, autocast = settings.zero_config.stage, settings.torch_autocast_enabled
+    chosen = settings.grad_accum_dtype
+    accumulates_fp32 = chosen is not None and DtypeEnum(chosen) is DtypeEnum.fp32
     return [
         (
-            stage == 0 and bool(engine.fp16_enabled()), "'fp16.enabled' is true at ZeRO stage 0",
+            stage == 0 and settings.float16_config.enabled, "'fp16.enabled' is true at ZeRO stage 0",
             "fp32 or bf16 there: DeepSpeed from 0.18.3 on steps on unscaled gradients as if they were scaled",
             "set 'zero_optimization.stage' to 1",
         ),
         (
-            stage == 0 and bool(engine.torch_autocast_enabled()), "'torch_autocast.enabled' is true at ZeRO stage 0",
+            stage == 0 and autocast, "'torch_autocast.enabled' is true at ZeRO stage 0",
             "false there", "set 'zero_optimization.stage' to 1",
         ),
         (
-            bool(engine.torch_autocast_enabled()) and engine.torch_autocast_dtype() == torch.float16,
+            autocast and settings.torch_autocast_dtype == torch.float16,
             "'torch_autocast.dtype' is float16", "bfloat16: the scale of float16 is kept where residuals would scale "
             "with it", "set it to \"bfloat16\", or use 'fp16' in its place",
         ),
         (
-            stage == 1 and model_dtype == torch.bfloat16 and accumulation_dtype == torch.float32,
+            stage == 1 and settings.bfloat16_config.enabled and accumulates_fp32,
             "'data_types.grad_accum_dtype' is fp32 with bf16 at ZeRO stage 1",
             "bf16 there: DeepSpeed runs this mix without ZeRO's partitions", "use stage 2, or leave the key out",
         ),
     ]  # fmt: skip
 
 
-def _refused_sharding(config: CommunicationConfig, stage: int) -> list[Refusal]:
+def _refused_sharding(settings: Any, config: CommunicationConfig) -> list[Refusal]:
+    stage = int(settings.zero_config.stage)
     setting = f"'{SECTION}.sharded_update' is {str(config.sharded_update).lower()}, ZeRO stage is {stage}"
     return [
         (
@@ -126,16 +144,15 @@ def _refused_clipping(engine: Any, config: CommunicationConfig) -> list[Refusal]
     ]  # fmt: skip
 
 
-def _refused_writers(engine: Any) -> list[Refusal]:
-    config = engine._config
+def _refused_writers(settings: Any) -> list[Refusal]:
     return [
         (
             wrong, f"{setting} is set", "DeepSpeed's usual writer, whose files can be completed on all ranks at once",
             "remove it",
         )
         for wrong, setting in (
-            (config.checkpoint_config["writer"] is not None, "'checkpoint.writer'"),
-            (bool(config.datastates_config.enabled), "'datastates_ckpt'"),
+            (settings.checkpoint_config["writer"] is not None, "'checkpoint.writer'"),
+            (bool(settings.datastates_config.enabled), "'datastates_ckpt'"),
         )
     ]  # fmt: skip
 
@@ -162,25 +179,51 @@ def check_exclusion(engine: Any, exclusion: Exclusion, config: CommunicationConf
     return [f"'{SECTION}.exclude.patterns' has {pattern!r}, which finds no parameter" for pattern in unused]
 
 
-def check_optimizer(optimizer: Any, config: CommunicationConfig) -> list[str]:
-    """Refuses optimizers that do not go with the method; returns advice for the user, if there is any.
+@dataclass(frozen=True)
+class OptimizerTraits:
+    """What decides whether an optimizer goes with a method."""
 
-    Args:
-        optimizer: the innermost optimizer, the one that holds `exp_avg` and the like.
-    """
+    kind: str  # its class
+    groups: list[dict[str, Any]]  # as `param_groups`
+    decoupled: bool  # weight decay is applied to the parameters, not added to the gradient
+
+    @property
+    def is_adam(self) -> bool:
+        return "adam" in self.kind.lower()
+
+
+def traits_of(optimizer: Any) -> OptimizerTraits:
+    """Of the innermost optimizer, the one that holds `exp_avg` and the like."""
     kind = type(optimizer).__name__
-    groups = optimizer.param_groups
+    return OptimizerTraits(kind, optimizer.param_groups, getattr(optimizer, "adam_w_mode", kind == "AdamW"))
+
+
+def traits_in(settings: Any) -> OptimizerTraits | None:
+    """Of the optimizer that DeepSpeed will build from its settings; None when the script brings its own."""
+    kind, params = settings.optimizer_name, dict(settings.optimizer_params or {})
+    if kind is None:
+        return None
+    if kind in ("adam", "adamw"):  # "Adam" too means AdamW to DeepSpeed, unless adam_w_mode is false
+        decoupled = kind == "adamw" or bool(params.get("adam_w_mode", True))
+        kind = "AdamW" if decoupled else "Adam"
+        return OptimizerTraits(kind, [{"betas": (), "weight_decay": 0.0} | params], decoupled)
+    return OptimizerTraits(kind, [params], False)
+
+
+def check_optimizer(optimizer: OptimizerTraits, config: CommunicationConfig) -> list[str]:
+    """Refuses optimizers that do not go with the method; returns advice for the user, if there is any."""
+    kind, groups = optimizer.kind, optimizer.groups
     if config.method == "sparse_momentum":
-        _check_adam(optimizer, kind, groups)
+        _check_adam(optimizer)
     momentum = max(float(group.get("momentum", 0.0)) for group in groups)
-    if config.error_feedback.momentum > 0 and (momentum > 0 or is_adam(optimizer)):
+    if config.error_feedback.momentum > 0 and (momentum > 0 or optimizer.is_adam):
         own = f"momentum {momentum:g}" if momentum else "a first moment"
         raise ConfigError(
             f"'{SECTION}.error_feedback.momentum' is {config.error_feedback.momentum:g} and the optimizer {kind} has "
             f"{own} of its own; momentum would be applied twice. What to do: use SGD with momentum 0, or leave "
             f"error_feedback.momentum out."
         )
-    if config.method == "sparse_gradient" and is_adam(optimizer):
+    if config.method == "sparse_gradient" and optimizer.is_adam:
         return [
             f"method 'sparse_gradient' with {kind}: sparse gradients give Adam a wrong second moment and cost much of "
             f"the model's quality. Use method 'sparse_momentum'."
@@ -193,11 +236,9 @@ def check_optimizer(optimizer: Any, config: CommunicationConfig) -> list[str]:
     return []
 
 
-def is_adam(optimizer: Any) -> bool:
-    return "adam" in type(optimizer).__name__.lower()
+def _check_adam(optimizer: OptimizerTraits) -> None:
+    kind, groups = optimizer.kind, optimizer.groups
 
-
-def _check_adam(optimizer: Any, kind: str, groups: list[dict[str, Any]]) -> None:
     def refuse(what: str, allowed: str, remedy: str) -> None:
         setting = f"'{SECTION}.method' is 'sparse_momentum' and {what}"
         raise ConfigError(f"{setting}; allowed is {allowed}. What to do: {remedy}.")
@@ -208,8 +249,7 @@ def _check_adam(optimizer: Any, kind: str, groups: list[dict[str, Any]]) -> None
         refuse("parameter groups differ in betas", "the same betas in all groups", "give all groups the same betas")
     if any(group.get("amsgrad") or group.get("maximize") for group in groups):
         refuse("the optimizer has amsgrad or maximize on", "neither", "switch them off")
-    decoupled = getattr(optimizer, "adam_w_mode", kind == "AdamW")
-    if not decoupled and any(group["weight_decay"] for group in groups):
+    if not optimizer.decoupled and any(group["weight_decay"] for group in groups):
         refuse(
             f"{kind} adds weight decay to the gradient", "decoupled weight decay",
             "use AdamW, or set weight_decay to 0",

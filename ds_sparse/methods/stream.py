@@ -41,10 +41,13 @@ class SparseStream:
         exchange, quota = self._exchanges[density], self._quota(density)
         if exchange is None:
             return self.mean_all_(vector)
+        if not exchange.owns:
+            self.feedback.disown_()
         vector[quota.numel :] = self.feedback.take_dense_(vector[quota.numel :])
         # 1. and 2.: the exchange takes what it sends.
-        exchange.mean_(Offer(self.feedback, quota, vector[: quota.numel], step), vector)
-        return quota.whole.density
+        offer = Offer(self.feedback, quota, vector[: quota.numel], step)
+        exchange.mean_(offer, vector)
+        return offer.taken / quota.numel
 
     def mean_all_(self, vector: torch.Tensor) -> float:
         """Sends everything, what was kept from earlier steps included; nothing is kept afterwards."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import ds_sparse
 from ds_sparse.adapter import hooks
+from ds_sparse.ops import backend_info
 from tests.engines import build_config, build_engine, build_model, flat_params, train
 from tests.ranks import run_ranks
 
@@ -240,3 +241,4 @@ def test_one_banner_line_says_what_is_on():
     (banner,) = [line for line in run_ranks(4, _advice, "SGD0")[0]]
     assert banner.startswith("compressed communication: 2 nodes x 2 ranks, sparse_gradient, mstopk at density 0.05;")
     assert "dense/wire" in banner
+    assert banner.endswith(f"; kernels: {backend_info()['cpu']['tier']}")

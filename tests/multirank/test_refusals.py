@@ -89,7 +89,8 @@ CASES = {
     ),
     "larger than dense": (
         build_config(optimizer="SGD", section=GRADIENT | {
-            "compressor": {"density": 1.0}, "fallback": "error", "topology": {"ranks_per_node": 1}}),
+            "compressor": {"density": 1.0}, "fallback": "error", "topology": {"ranks_per_node": 1},
+            "exchange": {"link": {"latency_us": 0.0}}}),
         "'compressed_communication.fallback' is 'error'", "lower compressor.density",
     ),
 }  # fmt: skip
