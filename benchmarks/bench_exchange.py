@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from benchmarks.cluster import Cluster
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.cluster import Cluster
 from ds_sparse.accounting import CommStats
 from ds_sparse.config import parse
 from ds_sparse.links import Link
