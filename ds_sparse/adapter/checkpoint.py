@@ -52,9 +52,12 @@ class Checkpoints:
         )
         self._mp_rank = int(engine.checkpoint_mp_rank)
         self._file_name = file_name(self._node, self._rank, self._mp_rank)
-        self._sharded = int(engine.zero_optimization_stage()) > 0
+        self._stage = int(engine.zero_optimization_stage())
+        self._sharded = self._stage > 0
         if self._sharded:  # DeepSpeed compares ranks of different groups here, which is right for consecutive ones
             engine.save_zero_checkpoint = self._node == 0 or engine.use_node_local_storage()
+        if self._stage == 3:  # and has the model in parts as well
+            engine.save_non_zero_checkpoint = engine.save_zero_checkpoint
         self._save: Callable[..., Any] = engine.save_checkpoint
         self._load: Callable[..., Any] = engine.load_checkpoint
         self._load_zero: Callable[..., Any] = engine._load_zero_checkpoint
@@ -139,6 +142,12 @@ class Checkpoints:
         partitions = engine.loaded_checkpoint_dp_world_size
         changes: dict[str, Any] = {"seq_dp_world_size": partitions}  # what DeepSpeed compares it with
         if partitions != self._shape.ranks and not engine.load_universal_checkpoint():
+            if self._stage == 3:
+                raise CheckpointError(
+                    f"the checkpoint has {partitions} partitions of ZeRO stage 3; allowed is {self._shape.ranks}, as "
+                    f"many as there are ranks on a node now. What to do: start {partitions} ranks on each node, or "
+                    f"convert the checkpoint with ds_to_universal."
+                )
             model = engine.checkpoint_engine.load(engine._get_ckpt_name(load_dir, tag), map_location="cpu")
             changes["_get_all_zero_checkpoint_state_dicts"] = functools.partial(self._reshard, model["param_shapes"])
         with _temporarily(engine, **changes):
