@@ -145,8 +145,7 @@ class Checkpoints:
             if self._stage == 3:
                 raise CheckpointError(
                     f"the checkpoint has {partitions} partitions of ZeRO stage 3; allowed is {self._shape.ranks}, as "
-                    f"many as there are ranks on a node now. What to do: start {partitions} ranks on each node, or "
-                    f"convert the checkpoint with ds_to_universal."
+                    f"many as there are ranks on a node now. What to do: start {partitions} ranks on each node."
                 )
             model = engine.checkpoint_engine.load(engine._get_ckpt_name(load_dir, tag), map_location="cpu")
             changes["_get_all_zero_checkpoint_state_dicts"] = functools.partial(self._reshard, model["param_shapes"])
