@@ -24,6 +24,13 @@ class WireError(RuntimeError):
     """
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read, on some rank; no rank goes on.
+
+    The message names the checkpoint, the rank, the cause and what to do.
+    """
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the nearest of `known`, or an empty string when none is near."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -140,13 +139,8 @@ class ErrorFeedback:
         }
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
-    def loaded(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """To be called when the live tensors were set to `tensors`: they may be nonzero anywhere.
-
-        What another exchange owned, and this one does not, joins the residual.
-        """
-        if self.owned is None and "owned" in tensors:
-            self.residual += tensors["owned"].to(self.residual.device)
+    def loaded(self) -> None:
+        """To be called when the live tensors were set from outside: they may be nonzero anywhere."""
         self._owned_range = slice(0, self.residual.numel())
 
 

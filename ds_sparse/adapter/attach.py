@@ -83,7 +83,7 @@ def attach(engine: Any, prepared: Preparation) -> None:
     level2 = _on_all_ranks(build, notes)
     # 3. They are joined, watched, saved, and shown.
     route.install(level2)
-    Checkpoints(engine, topology, level2)
+    Checkpoints(engine, config, topology, level2, placement)
     engine.compressed_communication = CompressedCommunication(config, topology, level2)
     engine._take_model_step = _Watch(engine, notes).step
     if dist.get_rank() == 0:
