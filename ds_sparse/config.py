@@ -9,40 +9,16 @@ depends on the engine (ZeRO stage, optimizer, number of nodes) is decided in `ds
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt, ValidationError
 
 from .config_text import as_markdown, explain
+from .config_types import Density, Number, Pattern, Settings
 from .errors import ConfigError
 
 SECTION = "compressed_communication"
 DOCS = "docs/configuration.md"
-
-
-def _finite_number(value: float) -> float:
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError("a finite number")
-    return float(value)
-
-
-Number = Annotated[StrictInt | StrictFloat, AfterValidator(_finite_number)]
-Density = Annotated[Number, Field(gt=0.0, le=1.0)]
-
-
-def _regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"a valid regular expression ({error})") from None
-    return pattern
-
-
-class Settings(BaseModel):
-    """Base of every block: unknown keys are errors, values are never coerced, nothing changes after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class CompressorSettings(Settings):
@@ -60,7 +36,6 @@ class CompressorSettings(Settings):
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = Field(
         0, description="Seed of `randomk`, and of the random fill of `mstopk` with `samplings`."
     )
-
 
     @property
     def final_density(self) -> float:
@@ -121,6 +96,11 @@ class TopologySettings(Settings):
         description="Data-parallel ranks that form a node. Omitted: the launcher's environment and the host names "
         "tell. A number overrides them: 2 on one machine with 4 ranks makes 2 nodes of 2.",
     )
+    timeout_seconds: Annotated[Number, Field(ge=1.0, le=1e7)] | None = Field(
+        None,
+        description="How long a collective waits for other ranks before it fails, also those of ZeRO inside a node "
+        "(docs/faults.md). Omitted: as long as the default process group's.",
+    )
 
 
 class ScheduleSettings(Settings):
@@ -139,7 +119,7 @@ class ExcludeSettings(Settings):
     min_numel: Annotated[StrictInt, Field(ge=0)] = Field(
         1024, description="Parameters with fewer elements are sent dense, in the same message."
     )
-    patterns: tuple[Annotated[str, AfterValidator(_regex)], ...] = Field(
+    patterns: tuple[Pattern, ...] = Field(
         (), strict=False, description="Regular expressions; a parameter whose name one of them finds is sent dense."
     )
 
@@ -165,6 +145,14 @@ class SparseMomentumSettings(Settings):
 class MonitorSettings(Settings):
     enabled: StrictBool = Field(True, description="Write `Comm/*` scalars through DeepSpeed's monitors, if any is on.")
     interval: Annotated[StrictInt, Field(ge=1)] = Field(1, description="Optimizer steps between two writes.")
+
+
+class WatchSettings(Settings):
+    interval: Annotated[StrictInt, Field(ge=0)] = Field(
+        1000,
+        description="Optimizer steps between two comparisons of the parameters of all nodes, by a checksum; 0 for "
+        "none. Nodes that differ stop the run (docs/faults.md).",
+    )
 
 
 class CommunicationConfig(Settings):
@@ -195,6 +183,7 @@ class CommunicationConfig(Settings):
         "so, `off` compresses all the same, `error` refuses to start.",
     )
     monitor: MonitorSettings = Field(default_factory=MonitorSettings)
+    watch: WatchSettings = Field(default_factory=WatchSettings)
 
 
 def parse(section: Any) -> CommunicationConfig:

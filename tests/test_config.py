@@ -97,7 +97,7 @@ def test_null_is_as_good_as_leaving_an_optional_key_out() -> None:
 def test_nothing_changes_after_parsing() -> None:
     config = parse({})
     blocks = [config, config.exchange.link, *(block for _, block in config if isinstance(block, BaseModel))]
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     for block in blocks:
         name = next(iter(type(block).model_fields))
         with pytest.raises(ValidationError, match="frozen"):
