@@ -23,6 +23,7 @@ from .topology import group_timeout, node_key
 
 _serial = itertools.count()  # of the engines that were built; the same on all ranks, for building one is a collective
 MAX_NAMED = 8  # ranks that a message lists
+OFF_SECONDS = 10.0  # that a rank whose section is off waits for the others
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,28 @@ class Agreement:
 
     def __init__(self, start: Start, timeout: float | None) -> None:
         self._start, self._rank, self._world = start, dist.get_rank(), dist.get_world_size()
-        self._timeout = group_timeout(timeout) or timedelta(minutes=30)
+        self._is_off = start.config is None and not start.refusal
+        wait = timedelta(seconds=OFF_SECONDS) if self._is_off else group_timeout(timeout)
+        self._timeout = wait or timedelta(minutes=30)
         self._key, self._store = f"ds_sparse/{next(_serial)}", dist.distributed_c10d._get_default_store()
         self._post("start", start.summary())
 
     def require(self) -> None:
         """Returns when all ranks have the same section, and the same model within their data-parallel groups.
 
-        Where the section is off, at once: nothing is asked of a run without it.
+        Where the section is off, also when the others have not come after `OFF_SECONDS`: such a run may build an
+        engine on some ranks only.
 
         Raises:
             ConfigError: on all ranks, with the ranks that differ, and the first key or parameter in which they do.
             ExchangeError: some ranks did not come to build an engine within the timeout.
         """
-        if self._start.config is None and not self._start.refusal:
-            return
-        summaries = self._read("start", range(self._world))
+        try:
+            summaries = self._read("start", range(self._world))
+        except ExchangeError:
+            if self._is_off:
+                return
+            raise
         difference = self._difference(summaries)
         if difference:
             self._post("told", True)
@@ -94,14 +101,14 @@ class Agreement:
             raise ConfigError(difference)
 
     def blame(self) -> None:
-        """To be called where the section is off and building the engine failed, as it does when others gave up.
+        """To be called when building the engine failed, as it does where the section is off and others gave up.
 
         Raises:
             ConfigError: on some rank the section is on.
         """
         posted = [rank for rank in range(self._world) if self._store.check([self._name("start", rank)])]
         on = {rank: note for rank, note in zip(posted, self._read("start", posted), strict=True) if note["on"]}
-        if self._start.config is None and on:
+        if self._is_off and on:
             hosts = {self._rank: self._start.summary()["host"], **{rank: note["host"] for rank, note in on.items()}}
             raise ConfigError(_off([self._rank], sorted(on), hosts))
 
@@ -112,6 +119,8 @@ class Agreement:
         if refused:
             return self._start.refusal or f"on {_who(refused, hosts)}: {summaries[refused[0]]['refusal']}"
         off = [rank for rank, note in enumerate(summaries) if not note["on"]]
+        if len(off) == self._world:
+            return ""
         if off:
             return _off(off, [rank for rank in hosts if rank not in off], hosts)
         groups: dict[int, list[int]] = {}

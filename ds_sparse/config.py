@@ -9,11 +9,12 @@ depends on the engine (ZeRO stage, optimizer, number of nodes) is decided in `ds
 from __future__ import annotations
 
 import json
+import reprlib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictInt, ValidationError
 
-from .config_text import as_markdown, explain
+from .config_text import as_markdown, explain, shorten
 from .config_types import Density, Number, Pattern, Settings
 from .errors import ConfigError
 
@@ -193,8 +194,8 @@ def parse(section: Any) -> CommunicationConfig:
         ConfigError: names the first offending key as the user wrote it, its value, what is allowed, what to do.
     """
     if not isinstance(section, dict):
-        raise ConfigError(f"'{SECTION}' is {section!r}; it must be an object of settings, see {DOCS}.")
-    _refuse_auto(section, SECTION)
+        raise ConfigError(f"'{SECTION}' is {reprlib.repr(section)}; it must be an object of settings, see {DOCS}.")
+    _refuse_everywhere(section)
     try:
         config = CommunicationConfig.model_validate(section)
     except ValidationError as error:
@@ -203,15 +204,21 @@ def parse(section: Any) -> CommunicationConfig:
     return config
 
 
-def _refuse_auto(value: Any, path: str) -> None:
-    if value == "auto":
-        raise ConfigError(
-            f"'{path}' is 'auto', which this section does not know: Hugging Face Trainer and Accelerate reject every "
-            f"'auto' that they cannot fill in themselves. Leave the key out to have its default."
-        )
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in children:
-        _refuse_auto(child, f"{path}.{key}")
+def _refuse_everywhere(section: dict[str, Any]) -> None:
+    """Refuses, at any depth, the word 'auto' and keys that are no ASCII text, which pydantic would not name."""
+    pending: list[tuple[str, Any]] = [(SECTION, section)]
+    while pending:  # no recursion: what users nest by mistake may be deeper than the stack
+        path, value = pending.pop()
+        if value == "auto":
+            raise ConfigError(
+                f"'{shorten(path)}' is 'auto', which this section does not know: Hugging Face Trainer and Accelerate "
+                f"reject every 'auto' that they cannot fill in themselves. Leave the key out to have its default."
+            )
+        for key in value if isinstance(value, dict) else ():
+            if not (isinstance(key, str) and key.isascii()):
+                raise ConfigError(f"'{shorten(path)}' has {ascii(key)}, which is not a known key. See {DOCS}.")
+        children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        pending += reversed([(f"{path}.{key}", child) for key, child in children])
 
 
 def _check_combinations(config: CommunicationConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
@@ -9,9 +10,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, 
 
 
 def _finite_number(value: float) -> float:
-    if value != value or value in (float("inf"), float("-inf")):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number with more than 308 digits
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError("a finite number")
-    return float(value)
+    return number
 
 
 Number = Annotated[StrictInt | StrictFloat, AfterValidator(_finite_number)]
@@ -21,7 +26,7 @@ Density = Annotated[Number, Field(gt=0.0, le=1.0)]
 def _regex(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # the latter for what is too large or too deep
         raise ValueError(f"a valid regular expression ({error})") from None
     return pattern
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .errors import DriftError
 from .links import Link
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # element size -> type that shows the bits
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int32}  # element size -> words; odd weights need room above them
 _FACTOR = 0x1E3779B97F4A7C15  # odd; of the golden ratio, as in Fibonacci hashing
 _CHUNK = 1 << 22  # elements summed at once: 32 MiB for their weights
 
@@ -95,7 +95,7 @@ def _nodes(numbers: Sequence[str]) -> str:
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """int64 []: sum of the entries' bits, each times an odd weight made of its place, modulo 2^64.
+    """int64 []: sum of the entries' bits, as words, each times an odd weight made of its place, modulo 2^64.
 
     A change of a single entry always changes the sum, for an odd number has an inverse; changes of several entries, or
     of their order, do so but for one case in about 2^64.

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import ds_sparse
+import ds_sparse.agreement
 from tests.engines import build_config, build_engine, build_model, train
 from tests.ranks import RankError, run_ranks
 
@@ -141,3 +142,21 @@ def _late() -> float:
 def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     waited = run_ranks(2, _late)[0]
     assert 1 <= waited < 4  # before the other one comes
+
+
+def _off_and_early() -> None:
+    ds_sparse.agreement.OFF_SECONDS = 0.1  # type: ignore[attr-defined]
+    os.environ["CROSS_RANK"] = str(dist.get_rank())
+    config = build_config(optimizer="SGD", section={"method": "dense"})
+    if dist.get_rank() == 0:
+        del config["compressed_communication"]
+    else:
+        time.sleep(1)
+    build_engine(config)
+
+
+def test_a_rank_whose_section_is_off_and_that_went_on_learns_why_it_fails() -> None:
+    with pytest.raises(RankError) as caught:
+        run_ranks(2, _off_and_early, group_timeout=4)
+    assert caught.value.types == dict.fromkeys(range(2), "ConfigError"), caught.value
+    assert "is left out, or its 'enabled' is false, on rank 0 (" in str(caught.value)

@@ -57,9 +57,9 @@ def _corrupted(stage: int, per_node: int, victim: int, interval: int) -> tuple[i
     engine = build_engine(build_config(stage=stage, optimizer="SGD", section=section))
     train(engine, CORRUPTED)
     if dist.get_rank() == victim:
-        # The last element of what this rank steps on: at stage 0 of the whole model, else of its shard.
+        # At stage 0 the last parameter of the model, else this rank's shard.
         last = list(engine.optimizer.param_groups[-1]["params"])[-1]
-        last.data.view(-1)[-1] += 1e-3
+        last.data.view(-1)[0] += 1e-3
     try:
         train(engine, 10, start=CORRUPTED)
     except ds_sparse.DriftError as error:
@@ -68,16 +68,19 @@ def _corrupted(stage: int, per_node: int, victim: int, interval: int) -> tuple[i
 
 
 @pytest.mark.parametrize(
-    ("stage", "per_node", "nodes"),
-    [(0, 2, "node 1 differs from node 0"), (1, 2, "node 1 differs from node 0"),
-     (2, 1, "node 3 differs from nodes 0, 1, 2")],
-)  # fmt: skip
+    ("stage", "per_node", "name", "nodes"),
+    [
+        (0, 2, "4.bias", "node 1 differs from node 0"),
+        (1, 2, "2.weight", "node 1 differs from node 0"),  # where the second half of the parameters begins
+        (2, 1, "0.weight", "node 3 differs from nodes 0, 1, 2"),
+    ],
+)
 def test_one_changed_element_is_an_error_of_all_ranks_within_the_interval(
-    stage: int, per_node: int, nodes: str
+    stage: int, per_node: int, name: str, nodes: str
 ) -> None:
     for steps, said in run_ranks(4, _corrupted, stage, per_node, 3, INTERVAL):
         assert steps == 6
-        assert said.startswith(f"after step 6 the parameter '4.bias' is not the same on all nodes: {nodes}. What to do")
+        assert said.startswith(f"after step 6 the parameter '{name}' is not the same on all nodes: {nodes}. What to do")
 
 
 def test_without_the_watch_nobody_notices() -> None:
