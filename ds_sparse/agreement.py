@@ -100,18 +100,6 @@ class Agreement:
                 self._read("told", [rank for rank, other in enumerate(summaries) if other["on"] or other["refusal"]])
             raise ConfigError(difference)
 
-    def blame(self) -> None:
-        """To be called when building the engine failed, as it does where the section is off and others gave up.
-
-        Raises:
-            ConfigError: on some rank the section is on.
-        """
-        posted = [rank for rank in range(self._world) if self._store.check([self._name("start", rank)])]
-        on = {rank: note for rank, note in zip(posted, self._read("start", posted), strict=True) if note["on"]}
-        if self._is_off and on:
-            hosts = {self._rank: self._start.summary()["host"], **{rank: note["host"] for rank, note in on.items()}}
-            raise ConfigError(_off([self._rank], sorted(on), hosts))
-
     def _difference(self, summaries: Sequence[Mapping[str, Any]]) -> str:
         """What to refuse to start for, in the same words on all ranks; "" for nothing."""
         hosts = {rank: note["host"] for rank, note in enumerate(summaries)}

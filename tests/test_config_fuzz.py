@@ -41,6 +41,7 @@ def test_any_section_parses_or_is_refused_with_its_key(spoil: float) -> None:
         try:
             counts[outcome(seed, spoil)] += 1
         except Exception as error:
-            raise AssertionError(f"section({seed}, {spoil}) gives {type(error).__name__}: {str(error)[:300]}") from error
+            said = f"{type(error).__name__}: {str(error)[:300]}"
+            raise AssertionError(f"section({seed}, {spoil}) gives {said}") from error
     # The control: both happen, or the sections would be too sound or too spoilt to find anything.
     assert min(counts.values()) > NUMBER // 3 // 200, counts

@@ -66,12 +66,8 @@ def initialize(*args: Any, **kwargs: Any) -> Any:
 def _hooked_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        agreement = _start(engine, original, args, kwargs)
-        try:
-            original(engine, *args, **kwargs)
-        except RuntimeError:
-            agreement.blame()
-            raise
+        _require_agreement(engine, original, args, kwargs)
+        original(engine, *args, **kwargs)
         prepared: Preparation | None = engine.__dict__.pop(_PREPARED, None)
         if prepared is not None:
             attach(engine, prepared)
@@ -81,7 +77,7 @@ def _hooked_init(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _start(engine: Any, original: Callable[..., None], args: Any, kwargs: Any) -> Agreement:
+def _require_agreement(engine: Any, original: Callable[..., None], args: Any, kwargs: Any) -> None:
     """Compares with the other ranks what the engine is to be built from."""
     given = inspect.signature(original).bind(engine, *args, **kwargs).arguments
     config, refusal = None, ""
@@ -92,9 +88,7 @@ def _start(engine: Any, original: Callable[..., None], args: Any, kwargs: Any) -
     mpu = given.get("mpu")
     group = None if mpu is None else mpu.get_data_parallel_group()
     start = Start(config, refusal, describe_model(given["model"]), dist.get_process_group_ranks(group))
-    agreement = Agreement(start, None if config is None else config.topology.timeout_seconds)
-    agreement.require()
-    return agreement
+    Agreement(start, None if config is None else config.topology.timeout_seconds).require()
 
 
 def _hooked_configure_optimizer(original: Callable[..., None]) -> Callable[..., None]:
