@@ -11,9 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 from ._version import __version__
-from .errors import CheckpointError, ConfigError, InactiveError, WireError
+from .errors import CheckpointError, ConfigError, DriftError, ExchangeError, InactiveError, WireError
 
-__all__ = ["CheckpointError", "ConfigError", "InactiveError", "WireError", "__version__", "initialize", "install"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DriftError",
+    "ExchangeError",
+    "InactiveError",
+    "WireError",
+    "__version__",
+    "initialize",
+    "install",
+]
 
 
 def initialize(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,9 @@ one group run in the order in which they were started, which must be the same on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,17 +25,37 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+class LinkError(RuntimeError):
+    """A collective failed because other ranks did not answer; says which. `Level2` turns it into an `ExchangeError`."""
+
+
+@contextmanager
+def waiting_for(others: Callable[[], str]) -> Iterator[None]:
+    """Turns what gloo or NCCL raise within the block into a `LinkError`, which says who the `others` are."""
+    started = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no exception of its own: it raises the base class, and names its source file.
+        if not (isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))):
+            raise
+        seconds = time.monotonic() - started
+        raise LinkError(f"got no answer from {others()} after {seconds:.1f} s: {error}") from error
+
+
 @dataclass(frozen=True)
 class Flight:
-    """A collective under way."""
+    """A collective under way; `_others` names the ranks that take part in it."""
 
     _result: torch.Tensor
     _works: Sequence[Any] = ()
+    _others: Callable[[], str] = str
 
     def wait(self) -> torch.Tensor:
         """The result. On a GPU it is torch's current stream that waits, not the caller."""
-        for work in self._works:
-            work.wait()
+        with waiting_for(self._others):
+            for work in self._works:
+                work.wait()
         return self._result
 
 
@@ -43,10 +65,16 @@ class Link:
     Args:
         group: process group.
         kind: "inter" when the ranks are on different nodes, "intra" when they share one.
+        names: where each global rank runs, for error messages.
+
+    Raises:
+        LinkError: of every collective, when other ranks did not answer.
     """
 
-    def __init__(self, group: Any, kind: Literal["inter", "intra"], stats: CommStats) -> None:
-        self._group, self._kind, self._stats = group, kind, stats
+    def __init__(
+        self, group: Any, kind: Literal["inter", "intra"], stats: CommStats, names: Mapping[int, str] | None = None
+    ) -> None:
+        self._group, self._kind, self._stats, self._names = group, kind, stats, names or {}
         self.size: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
         # gloo passes a gather around a ring and makes an all-reduce of a reduce-scatter: between all pairs at once they
@@ -62,7 +90,7 @@ class Link:
         if self.size == 1 or not tensor.numel():
             return Flight(tensor)
         self._count(2 * (self.size - 1) * tensor.nbytes // self.size)
-        return Flight(tensor, [dist.all_reduce(tensor, group=self._group, async_op=True)])
+        return self._start(tensor, lambda: [dist.all_reduce(tensor, group=self._group, async_op=True)])
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """All-gather of equally long 1-d tensors: [size, numel], row r from rank r."""
@@ -76,8 +104,8 @@ class Link:
         out = tensor.new_empty(self.size, tensor.numel())
         self._count((self.size - 1) * tensor.nbytes)
         if self._pairwise:
-            return Flight(out, self._swap([tensor] * self.size, list(out)))
-        return Flight(out, [_all_gather(out.view(-1), tensor, group=self._group, async_op=True)])
+            return self._start(out, lambda: self._swap([tensor] * self.size, list(out)))
+        return self._start(out, lambda: [_all_gather(out.view(-1), tensor, group=self._group, async_op=True)])
 
     def sum_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Reduce-scatter: this rank's 1/size of the sum. `tensor` is 1-d, its length a multiple of size."""
@@ -86,10 +114,11 @@ class Link:
         out = tensor.new_empty(tensor.numel() // self.size)
         self._count((self.size - 1) * out.nbytes)
         if not self._pairwise:
-            _reduce_scatter(out, tensor, group=self._group)
+            with waiting_for(self.others):
+                _reduce_scatter(out, tensor, group=self._group)
             return out
         parts = tensor.new_empty(self.size, out.numel())
-        Flight(out, self._swap(list(tensor.view(self.size, -1)), list(parts))).wait()
+        self._start(out, lambda: self._swap(list(tensor.view(self.size, -1)), list(parts))).wait()
         out.copy_(parts[0])
         for part in parts[1:]:  # in the order of the ranks
             out += part
@@ -110,9 +139,10 @@ class Link:
         received = [parts[0].new_empty(length) for length in lengths]
         self._count(sum(part.nbytes for part in parts) - parts[self.rank].nbytes)
         if self._pairwise:
-            Flight(parts[0], self._swap(parts, received)).wait()
+            self._start(parts[0], lambda: self._swap(parts, received)).wait()
         else:
-            dist.all_to_all(received, list(parts), group=self._group)
+            with waiting_for(self.others):
+                dist.all_to_all(received, list(parts), group=self._group)
         return received
 
     def _swap(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> list[Any]:
@@ -129,6 +159,15 @@ class Link:
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self._group, rank)
+
+    def others(self) -> str:
+        """Names the other ranks of the group."""
+        ranks = [rank for rank in dist.get_process_group_ranks(self._group) if rank != dist.get_rank()]
+        return ", ".join(self._names.get(rank, f"rank {rank}") for rank in ranks)
+
+    def _start(self, result: torch.Tensor, collective: Callable[[], list[Any]]) -> Flight:
+        with waiting_for(self.others):
+            return Flight(result, collective(), self.others)
 
     def _count(self, sent: int) -> None:
         self._stats.count_bytes(self._kind, sent)
