@@ -41,6 +41,7 @@ class Level2:
     def __init__(self, context: Context, others: Sequence[Link], clip_norm: float, stats: CommStats) -> None:
         self.layout, self.device, self.stats = context.layout, context.device, stats
         self._peers, self.clip_norm = context.peers, clip_norm
+        self._square_sum = torch.zeros((), device=context.device)  # of the last finite gradient on this shard
         self._links = (context.node, context.peers, *others)
         self.dense_bytes = dense_bytes(context.layout.numel, context.peers.size)
         self.method = METHODS[context.config.method](context)
@@ -77,11 +78,18 @@ class Level2:
         square_sum = torch.dot(shard, shard)
         if not torch.isfinite(square_sum):  # a large finite gradient may overflow its square
             square_sum = torch.where(shard.isfinite().all(), torch.finfo(torch.float32).max / 1e6, math.nan)
-        agreed = square_sum.reshape(1)
+        agreed = square_sum.reshape(1).clone()
         for link in self._links:
             link.sum_(agreed)
         total = float(agreed)
-        return math.isfinite(total), total
+        finite = math.isfinite(total)
+        if finite:
+            self._square_sum = square_sum
+        return finite, total
+
+    def grad_norm(self) -> float:
+        """L2 norm, before clipping, of this shard of the node's mean gradient at the last step that was not skipped."""
+        return math.sqrt(float(self._square_sum))
 
     def _clip_(self, shard: torch.Tensor, square_sum: float) -> float:
         """Scales the shard by the same factor on all ranks; returns the estimated norm of the mean gradient.

@@ -43,10 +43,11 @@ class Link:
     Args:
         group: process group.
         kind: "inter" when the ranks are on different nodes, "intra" when they share one.
+        stats: what the bytes are counted into.
     """
 
     def __init__(self, group: Any, kind: Literal["inter", "intra"], stats: CommStats) -> None:
-        self._group, self._kind, self._stats = group, kind, stats
+        self._group, self._kind, self.stats = group, kind, stats
         self.size: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
 
@@ -101,4 +102,4 @@ class Link:
         return list(out.split(list(lengths)))
 
     def _count(self, sent: int) -> None:
-        self._stats.count_bytes(self._kind, sent)
+        self.stats.count_bytes(self._kind, sent)

@@ -169,9 +169,9 @@ class _Watch:
         settings, engine = self._handle.config.monitor, self._engine
         due = settings.enabled and engine.monitor.enabled and engine.global_steps % settings.interval == 0
         if due and engine.global_rank == 0:
-            stats = self._handle.stats
+            handle = self._handle
             engine.monitor.write_events(
-                events(stats.last, stats.total, self._handle.residual_norm(), engine.global_samples)
+                events(handle.stats, handle.residual_norm(), handle.grad_norm(), engine.global_samples)
             )
 
 
