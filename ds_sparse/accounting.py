@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+PARTS = ("select", "encode", "exchange", "decode", "rest")  # of the seconds of a boundary, in order
 LATEST = ("density", "density_asked")  # shares: a total has the latest one, not their sum
 
 
@@ -24,7 +25,7 @@ class StepStats:
     `rest_seconds` is what is left: waiting until all ranks agree that the gradient is finite, clipping, momentum.
 
     All are times of the host, and none of them waits for a GPU. There, what is selected, encoded and received is only
-    queued; the host waits for it when the messages are checked, so that `decode_seconds` has most of it.
+    queued; the host waits for it where it reads a result, when messages are checked, so that `decode_seconds` has most.
     """
 
     exchanges: int = 0

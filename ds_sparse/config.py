@@ -61,7 +61,6 @@ class CompressorSettings(Settings):
         0, description="Seed of `randomk`, and of the random fill of `mstopk` with `samplings`."
     )
 
-
     @property
     def final_density(self) -> float:
         """The density in effect: `identity` takes everything."""
@@ -165,6 +164,9 @@ class SparseMomentumSettings(Settings):
 class MonitorSettings(Settings):
     enabled: StrictBool = Field(True, description="Write `Comm/*` scalars through DeepSpeed's monitors, if any is on.")
     interval: Annotated[StrictInt, Field(ge=1)] = Field(1, description="Optimizer steps between two writes.")
+    histogram_interval: Annotated[StrictInt, Field(ge=0)] = Field(
+        0, description="Optimizer steps between two writes of each parameter's density and threshold; 0: never."
+    )
 
 
 class CommunicationConfig(Settings):

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ds_sparse import accounting, level2
-from ds_sparse.accounting import CommStats, StepStats
+from ds_sparse.accounting import PARTS, CommStats, StepStats
 from ds_sparse.config import parse
 from ds_sparse.feedback import ErrorFeedback
 from ds_sparse.level2 import Level2
 from ds_sparse.links import Flight, Link
 from ds_sparse.methods import Context
-from ds_sparse.monitor import PARTS, events
+from ds_sparse.monitor import events
 from ds_sparse.shard import Segment, ShardLayout
 from ds_sparse.wire import Wire
 from tests.ranks import run_ranks

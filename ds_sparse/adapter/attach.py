@@ -15,7 +15,6 @@ from ..errors import ConfigError, InactiveError
 from ..level2 import Level2
 from ..links import Link
 from ..methods import Context
-from ..monitor import events
 from ..ops import backend_info
 from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
@@ -24,6 +23,7 @@ from .adam import ShardAdam
 from .checkpoint import Checkpoints
 from .checks import check_engine, check_exclusion, check_optimizer, traits_of
 from .handle import CompressedCommunication
+from .monitors import Monitors
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
 
@@ -81,8 +81,8 @@ def attach(engine: Any, prepared: Preparation) -> None:
     # 3. They are joined, watched, saved, and shown.
     route.install(level2)
     Checkpoints(engine, topology, level2)
-    engine.compressed_communication = CompressedCommunication(config, topology, level2)
-    engine.step = _Watch(engine, notes).step
+    handle = engine.compressed_communication = CompressedCommunication(config, topology, level2)
+    engine.step = _Watch(engine, handle, level2, notes).step
     if dist.get_rank() == 0:
         logger.info(banner(config, topology, level2))
     _tell(notes)
@@ -143,15 +143,16 @@ def _tell(notes: list[str]) -> None:
 class _Watch:
     """Checks after every step that level 2 took part in it, and writes the scalars."""
 
-    def __init__(self, engine: Any, notes: list[str]) -> None:
-        self._engine, self._notes = engine, notes
-        self._handle: CompressedCommunication = engine.compressed_communication
+    def __init__(self, engine: Any, handle: CompressedCommunication, level2: Level2, notes: list[str]) -> None:
+        self._engine, self._handle, self._notes = engine, handle, notes
+        self._monitors = Monitors(engine, handle, level2)
         self._engine_step: Callable[..., Any] = engine.step
         self._seen = 0
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         engine, stats = self._engine, self._handle.stats
         before = engine.global_steps
+        self._monitors.before_step()
         result = self._engine_step(*args, **kwargs)
         if engine.global_steps == before:
             return result
@@ -162,17 +163,8 @@ class _Watch:
                 f"{exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
             )
         _tell(self._notes)
-        self._write()
+        self._monitors.after_step()
         return result
-
-    def _write(self) -> None:
-        settings, engine = self._handle.config.monitor, self._engine
-        due = settings.enabled and engine.monitor.enabled and engine.global_steps % settings.interval == 0
-        if due and engine.global_rank == 0:
-            handle = self._handle
-            engine.monitor.write_events(
-                events(handle.stats, handle.residual_norm(), handle.grad_norm(), engine.global_samples)
-            )
 
 
 def _cause(exchanged: int) -> str:
