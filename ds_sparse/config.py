@@ -146,6 +146,9 @@ class SparseMomentumSettings(Settings):
 class MonitorSettings(Settings):
     enabled: StrictBool = Field(True, description="Write `Comm/*` scalars through DeepSpeed's monitors, if any is on.")
     interval: Annotated[StrictInt, Field(ge=1)] = Field(1, description="Optimizer steps between two writes.")
+    histogram_interval: Annotated[StrictInt, Field(ge=0)] = Field(
+        0, description="Optimizer steps between two writes of each parameter's density and threshold; 0: never."
+    )
 
 
 class WatchSettings(Settings):

@@ -46,6 +46,7 @@ class Level2:
     ) -> None:
         self.layout, self.device, self.stats = context.layout, context.device, stats
         self._peers, self.clip_norm, self._step = context.peers, clip_norm, step
+        self._last_square_sum = torch.zeros((), device=context.device)  # of the last finite gradient on this shard
         self._links = (context.node, context.peers, *others)
         self.dense_bytes = dense_bytes(context.layout.numel, context.peers.size)
         self._name = context.config.method
@@ -102,11 +103,18 @@ class Level2:
         square_sum = self._square_sum(shard)
         if not torch.isfinite(square_sum):  # a large finite gradient may overflow its square
             square_sum = torch.where(shard.isfinite().all(), torch.finfo(torch.float32).max / 1e6, math.nan)
-        agreed = square_sum.reshape(1)
+        agreed = square_sum.reshape(1).clone()
         for link in self._links:
             link.sum_(agreed)
         total = float(agreed)
-        return math.isfinite(total), total
+        finite = math.isfinite(total)
+        if finite:
+            self._last_square_sum = square_sum
+        return finite, total
+
+    def grad_norm(self) -> float:
+        """L2 norm, before clipping, of this shard of the node's mean gradient at the last step that was not skipped."""
+        return math.sqrt(float(self._last_square_sum))
 
     def _square_sum(self, shard: torch.Tensor) -> torch.Tensor:
         """Of the entries that count in norms; not finite where any entry is not (0 times infinity is not a number)."""

@@ -65,6 +65,7 @@ class Link:
     Args:
         group: process group.
         kind: "inter" when the ranks are on different nodes, "intra" when they share one.
+        stats: what the bytes are counted into.
         names: where each global rank runs, for error messages.
 
     Raises:
@@ -74,7 +75,7 @@ class Link:
     def __init__(
         self, group: Any, kind: Literal["inter", "intra"], stats: CommStats, names: Mapping[int, str] | None = None
     ) -> None:
-        self._group, self._kind, self._stats, self._names = group, kind, stats, names or {}
+        self._group, self._kind, self.stats, self._names = group, kind, stats, names or {}
         self.size: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
         # gloo passes a gather around a ring and makes an all-reduce of a reduce-scatter: between all pairs at once they
@@ -170,4 +171,4 @@ class Link:
             return Flight(result, collective(), self.others)
 
     def _count(self, sent: int) -> None:
-        self._stats.count_bytes(self._kind, sent)
+        self.stats.count_bytes(self._kind, sent)

@@ -16,7 +16,6 @@ from ..errors import ConfigError, InactiveError
 from ..level2 import Level2
 from ..links import Link
 from ..methods import Context
-from ..monitor import events
 from ..ops import backend_info
 from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
@@ -26,6 +25,7 @@ from .checkpoint import Checkpoints
 from .checks import check_engine, check_exclusion, check_optimizer, traits_of
 from .failures import name_failures
 from .handle import CompressedCommunication
+from .monitors import Monitors
 from .parameters import Parameters
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
@@ -89,11 +89,11 @@ def attach(engine: Any, prepared: Preparation) -> None:
     # 3. They are joined, watched, saved, and shown.
     route.install(level2)
     Checkpoints(engine, config, topology, level2, placement)
-    engine.compressed_communication = CompressedCommunication(config, topology, level2)
+    handle = engine.compressed_communication = CompressedCommunication(config, topology, level2)
     replicas = ReplicaWatch(
         placement.read, placement.names, placement.device, node, peers, others, config.watch.interval
     )
-    engine._take_model_step = _Watch(engine, notes, replicas).step
+    engine._take_model_step = _Watch(engine, handle, Monitors(engine, handle, level2), replicas, notes).step
     name_failures(engine, level2, node)
     if dist.get_rank() == 0:
         logger.info(banner(config, topology, level2))
@@ -155,13 +155,21 @@ def _tell(notes: list[str]) -> None:
 class _Watch:
     """Checks at every accumulation boundary that level 2 took part in it, writes the scalars, has replicas compared."""
 
-    def __init__(self, engine: Any, notes: list[str], replicas: ReplicaWatch) -> None:
-        self._engine, self._notes, self._replicas = engine, notes, replicas
-        self._handle: CompressedCommunication = engine.compressed_communication
+    def __init__(
+        self,
+        engine: Any,
+        handle: CompressedCommunication,
+        monitors: Monitors,
+        replicas: ReplicaWatch,
+        notes: list[str],
+    ) -> None:
+        self._engine, self._handle, self._notes = engine, handle, notes
+        self._monitors, self._replicas = monitors, replicas
         self._engine_step: Callable[..., None] = engine._take_model_step
         self._seen = 0
 
     def step(self, *args: Any, **kwargs: Any) -> None:
+        self._monitors.before_step()
         self._engine_step(*args, **kwargs)
         boundaries = self._handle.stats.boundaries
         exchanged, self._seen = boundaries - self._seen, boundaries
@@ -171,17 +179,8 @@ class _Watch:
                 f"were {exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
             )
         _tell(self._notes)
-        self._write()
+        self._monitors.after_step()
         self._replicas.after_step(self._engine.global_steps)
-
-    def _write(self) -> None:
-        settings, engine = self._handle.config.monitor, self._engine
-        due = settings.enabled and engine.monitor.enabled and engine.global_steps % settings.interval == 0
-        if due and engine.global_rank == 0:
-            stats = self._handle.stats
-            engine.monitor.write_events(
-                events(stats.last, stats.total, self._handle.residual_norm(), engine.global_samples)
-            )
 
 
 def _cause(exchanged: int) -> str:

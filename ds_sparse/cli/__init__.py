@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError
-from . import check
+from . import check, report
 from .command import CommandError, JsonObject
 
-COMMANDS = {"check": check.COMMAND}
+COMMANDS = {"check": check.COMMAND, "report": report.COMMAND}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,6 +38,7 @@ class SparseStream:
     def mean_(self, vector: torch.Tensor, step: int) -> float:
         """Replaces `vector` fp32 [numel] by the mean of what the nodes sent of it; returns the density."""
         density = self._schedule.density(step)
+        self._context.peers.stats.ask(density)
         exchange, quota = self._exchanges[density], self._quota(density)
         if exchange is None:
             return self.mean_all_(vector)
