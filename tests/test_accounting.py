@@ -39,7 +39,7 @@ def build(section: dict[str, Any], clip_norm: float = 0.0) -> Level2:
     stats = CommStats()
     peers, node = Link(dist.group.WORLD, "inter", stats), SimpleNamespace(size=1, sum_=lambda tensor: tensor)
     context = Context(parse(section), LAYOUT, torch.device("cpu"), peers, node, None, [])  # type: ignore[arg-type]
-    return Level2(context, [], clip_norm, stats)
+    return Level2(context, [], clip_norm, stats, lambda: 1)
 
 
 def shard() -> torch.Tensor:
