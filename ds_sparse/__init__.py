@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from ._version import __version__
-from .errors import ConfigError, InactiveError, WireError
+from .errors import ConfigError, InactiveError, SlowerThanDenseError, WireError
 
-__all__ = ["ConfigError", "InactiveError", "WireError", "__version__", "initialize", "install"]
+__all__ = ["ConfigError", "InactiveError", "SlowerThanDenseError", "WireError", "__version__", "initialize", "install"]
 
 
 def initialize(*args: Any, **kwargs: Any) -> Any:

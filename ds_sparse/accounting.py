@@ -11,7 +11,7 @@ class StepStats:
 
     `dense_bytes` is what a dense fp32 all-reduce of this rank's shard would have sent across nodes. `seconds` is the
     time spent in level 2. `density` is the share of compressed entries among those that may be compressed; in a
-    total it is that of the last exchange.
+    total it is that of the last exchange. `fallback` counts exchanges made while dense was measured to be faster.
     """
 
     exchanges: int = 0
@@ -21,6 +21,7 @@ class StepStats:
     seconds: float = 0.0
     density: float = 1.0
     skipped: int = 0
+    fallback: int = 0
 
     @property
     def dense_over_wire(self) -> float:
@@ -41,12 +42,15 @@ class CommStats:
         name = f"{link}_node_bytes"
         setattr(self._open, name, getattr(self._open, name) + sent)
 
-    def close(self, *, exchanged: bool, dense_bytes: int, seconds: float, density: float) -> None:
+    def close(
+        self, *, exchanged: bool, dense_bytes: int, seconds: float, density: float, fallback: bool = False
+    ) -> None:
         """Ends a boundary: either an exchange, or a step skipped for a non-finite gradient."""
         self.last = self._open
         self._open = StepStats()
         self.last.exchanges, self.last.skipped = int(exchanged), int(not exchanged)
         self.last.dense_bytes, self.last.seconds, self.last.density = dense_bytes, seconds, density
+        self.last.fallback = int(fallback)
         for item in fields(StepStats):
             if item.name != "density":
                 setattr(self.total, item.name, getattr(self.total, item.name) + getattr(self.last, item.name))

@@ -15,5 +15,6 @@ def events(last: StepStats, total: StepStats, residual_norm: float, samples: int
         "Comm/residual_norm": residual_norm,
         "Comm/exchanges": total.exchanges,
         "Comm/skipped": total.skipped,
+        "Comm/fallback": last.fallback,
     }
     return [(tag, float(value), samples) for tag, value in values.items()]

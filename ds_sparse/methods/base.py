@@ -10,6 +10,7 @@ import torch
 
 from ..config import CommunicationConfig
 from ..costs import dense_bytes
+from ..fallback import Fallback
 from ..feedback import ErrorFeedback
 from ..links import Link
 from ..shard import ShardLayout
@@ -65,10 +66,12 @@ class Method(ABC):
 
     Attributes:
         feedback: the error-feedback state, or None for a method that loses nothing.
+        fallback: what switches the method to dense while that is faster, or None.
         exchanged: exchanges so far; steps skipped for a non-finite gradient do not count.
     """
 
     feedback: ErrorFeedback | None = None
+    fallback: Fallback | None = None
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -111,7 +114,7 @@ class Method(ABC):
 
     def counters(self) -> dict[str, float]:
         """The numbers that a resumed run needs, by name."""
-        return {"exchanged": self.exchanged}
+        return {"exchanged": self.exchanged} | ({} if self.fallback is None else self.fallback.counters())
 
     def load_state(self, tensors: dict[str, torch.Tensor], counters: dict[str, float]) -> None:
         """Takes up where `state_dict` and `counters` were read, at the same layout; without tensors, anew."""
@@ -120,3 +123,5 @@ class Method(ABC):
             tensor.copy_(tensors[name]) if name in tensors else tensor.zero_()
         if self.feedback is not None:
             self.feedback.loaded(tensors)
+        if self.fallback is not None:
+            self.fallback.load_counters(counters)

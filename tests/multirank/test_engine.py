@@ -199,7 +199,9 @@ def _monitored(folder: str, interval: int) -> None:
     train(engine, 4)
 
 
-TAGS = ["inter_node_bytes", "dense_over_wire", "density", "seconds", "residual_norm", "exchanges", "skipped"]
+TAGS = [
+    "inter_node_bytes", "dense_over_wire", "density", "seconds", "residual_norm", "exchanges", "skipped", "fallback",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("interval", "rows"), [(1, 4), (2, 2)])
