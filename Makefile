@@ -26,7 +26,7 @@ ifeq ($(origin TORCH),command line)
 .PHONY: .venv/.stamp
 endif
 
-.PHONY: help setup test lint demo mutate gpu docs build clean
+.PHONY: help setup test lint demo mutate gpu matrix docs build clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -64,6 +64,9 @@ mutate: setup ## plant bugs in the kernels and show how many the tests catch
 
 gpu: ## measure the kernels on this machine's GPU; uses .venv where there is one
 	@PATH="$(VENV)/bin:$$PATH" python3 -m benchmarks.gpu_suite
+
+matrix: setup ## try DeepSpeed's features x ZeRO stages x precisions, and compare with docs/features.md
+	@OMP_NUM_THREADS=1 $(RUN) -m tests.multirank.matrix $(MATRIX_ARGS)
 
 docs: setup ## write docs/configuration.md from the configuration's models
 	@mkdir -p .cache docs

@@ -76,7 +76,7 @@ class Level2:
 
     def _agree(self, shard: torch.Tensor) -> tuple[bool, float]:
         """Whether the gradient is finite on all ranks, and the sum of its squares over all ranks."""
-        square_sum = torch.dot(shard, shard)
+        square_sum = self._square_sum(shard)
         if not torch.isfinite(square_sum):  # a large finite gradient may overflow its square
             square_sum = torch.where(shard.isfinite().all(), torch.finfo(torch.float32).max / 1e6, math.nan)
         agreed = square_sum.reshape(1)
@@ -84,6 +84,14 @@ class Level2:
             link.sum_(agreed)
         total = float(agreed)
         return math.isfinite(total), total
+
+    def _square_sum(self, shard: torch.Tensor) -> torch.Tensor:
+        """Of the entries that count in norms; not finite where any entry is not (0 times infinity is not a number)."""
+        segments = self.layout.segments
+        if all(segment.counted for segment in segments):
+            return torch.dot(shard, shard)
+        pairs = zip(segments, self.layout.views(shard), strict=True)
+        return torch.stack([torch.dot(part, part) * float(segment.counted) for segment, part in pairs]).sum()
 
     def _clip_(self, shard: torch.Tensor, square_sum: float) -> float:
         """Scales the shard by the same factor on all ranks; returns the estimated norm of the mean gradient.

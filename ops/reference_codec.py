@@ -39,6 +39,9 @@ def encode_indices(indices: Tensor, layout: IndexLayout, out: Tensor) -> None:
         sound = sound & (wide >> CHUNK_BITS == count // max(1, layout.k_c)).all()
     if not bool(sound):
         raise ValueError(invalid_indices(layout))
+    if layout.encoding == "int32":
+        out.copy_(indices.view(torch.uint8))
+        return
     fields = wide[:, None] >> torch.arange(layout.width, device=indices.device) & 1
     bits = torch.zeros(layout.bits, dtype=torch.uint8, device=indices.device)
     if layout.bits:
@@ -51,6 +54,10 @@ def encode_indices(indices: Tensor, layout: IndexLayout, out: Tensor) -> None:
 def decode_indices(encoded: Tensor, layout: IndexLayout) -> Decoded:
     """1. fields  2. positions of the set bits, which must be k  3. both together  4. check: pads, order, range."""
     k, width, count = layout.k, layout.width, torch.arange(layout.k, device=encoded.device)
+    if layout.encoding == "int32":
+        indices = encoded.view(torch.int32)
+        sound = _ascending(indices, layout.n)
+        return Decoded(torch.where(sound, indices, count.int()), (~sound).int())
     field_bits, bits = _unpack(encoded[: layout.field_bytes]), _unpack(encoded[layout.field_bytes :])
     sound = (field_bits[k * width :] == 0).all() & (bits[layout.bits :] == 0).all()
     weights = torch.arange(width, device=encoded.device)

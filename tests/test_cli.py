@@ -48,7 +48,10 @@ FAILURES = {
     "disabled": (build_config(section={"enabled": False}), 6, "'compressed_communication.enabled' is false in "),
     "wrong value": (build_config(section={"compressor": {"density": 2}}), 1, "compressor.density' is 2; allowed is a"),
     "not a section": (build_config(section={}) | {"compressed_communication": 3}, 1, "is 3; it must be an object"),
-    "ZeRO-3": (build_config(stage=3, section=SECTION), 1, "'zero_optimization.stage' is 3; with"),
+    "ZeRO's elastic checkpoints": (
+        build_config(section=SECTION, zero_optimization={"elastic_checkpoint": True}), 1,
+        "'zero_optimization.elastic_checkpoint' is true; with",
+    ),
     "another optimizer": (build_config(optimizer="SGD", section=SECTION), 1, "the optimizer is SGD; allowed is Adam"),
     "refused by DeepSpeed": (
         build_config(section=SECTION, zero_optimization={"stag": 1}), 1,

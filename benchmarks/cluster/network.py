@@ -71,7 +71,7 @@ class Cluster:
             raise ClusterError(f"hosts is {hosts}; allowed is 1 to {_MAX_HOSTS}")
         if name is not None and not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name):
             raise ClusterError(f"name is '{name}'; allowed are letters, digits, '-' and '_', a letter first")
-        self.hosts, self.rate = hosts, rate
+        self.hosts, self._rate = hosts, rate
         self.name = name or f"{os.getpid()}-{birth(os.getpid())}-{next(_serial)}"
         self._inits: dict[int, int] = {}
         self._holders: list[subprocess.Popen[str]] = []
@@ -121,7 +121,7 @@ class Cluster:
         call("ip", "-n", switch, "link", "set", "br0", "up")
         for host in range(self.hosts):
             self._build_host(host, switch)
-        self.shape(self.rate)
+        self.shape(self._rate)
         self._holders = [self._start_init(host) for host in range(self.hosts)]
         for holder in self._holders:
             assert holder.stdout is not None
@@ -155,7 +155,6 @@ class Cluster:
         for host in range(self.hosts):
             call("tc", "-n", self._space(f"host{host}"), "qdisc", "replace", "dev", "eth0", "root", *words)
             call("tc", "-n", self._space("switch"), "qdisc", "replace", "dev", f"p{host}", "root", *words)
-        self.rate = rate
 
     def cut(self, host: int) -> None:
         """Takes the link of a host away, as when its cable is pulled. No process is told."""
@@ -211,7 +210,7 @@ class Cluster:
     def enter(self, host: int) -> None:
         """Moves the calling process into a host, for good: its network and its host name.
 
-        Files and process ids stay those of the machine. The process must have one thread, as after a fork.
+        Files and process ids stay those of the machine, and threads that it already has stay outside.
         """
         libc = ctypes.CDLL(None, use_errno=True)
         for kind in ("net", "uts"):

@@ -24,6 +24,7 @@ from .adam import ShardAdam
 from .checkpoint import Checkpoints
 from .checks import check_engine, check_exclusion, check_optimizer, traits_of
 from .handle import CompressedCommunication
+from .parameters import Parameters
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
 
@@ -66,23 +67,25 @@ def attach(engine: Any, prepared: Preparation) -> None:
     notes += check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0
-    route = ZeroRoute(engine, exclusion) if sharded else Stage0Route(engine, exclusion, node)
+    parameters, others = Parameters(engine, exclusion), _model_parallel_links(engine, stats)
+    notes += parameters.notes(engine.module)
+    route = ZeroRoute(engine, parameters) if sharded else Stage0Route(engine, parameters, node)
     placement = route.placement
 
     # 2. Level 2 works on it.
     def build() -> Level2:
         adam = None
         if config.method == "sparse_momentum":
-            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers)
+            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers, others)
         context = Context(config, placement.layout, placement.device, peers, node, adam, notes)
-        return Level2(context, _model_parallel_links(engine, stats), float(engine.gradient_clipping()), stats)
+        return Level2(context, others, float(engine.gradient_clipping()), stats)
 
     level2 = _on_all_ranks(build, notes)
     # 3. They are joined, watched, saved, and shown.
     route.install(level2)
     Checkpoints(engine, topology, level2)
     engine.compressed_communication = CompressedCommunication(config, topology, level2)
-    engine.step = _Watch(engine, notes).step
+    engine._take_model_step = _Watch(engine, notes).step
     if dist.get_rank() == 0:
         logger.info(banner(config, topology, level2))
     _tell(notes)
@@ -108,7 +111,7 @@ def _on_all_ranks(build: Callable[[], Level2], notes: list[str]) -> Level2:
 
 
 def _model_parallel_links(engine: Any, stats: CommStats) -> list[Link]:
-    if engine.mpu is None or engine.mpu.get_model_parallel_world_size() == 1:
+    if engine.mp_world_size == 1:
         return []
     return [Link(engine.mpu.get_model_parallel_group(), "intra", stats)]
 
@@ -141,29 +144,25 @@ def _tell(notes: list[str]) -> None:
 
 
 class _Watch:
-    """Checks after every step that level 2 took part in it, and writes the scalars."""
+    """Checks at every accumulation boundary that level 2 took part in it, and writes the scalars."""
 
     def __init__(self, engine: Any, notes: list[str]) -> None:
         self._engine, self._notes = engine, notes
         self._handle: CompressedCommunication = engine.compressed_communication
-        self._engine_step: Callable[..., Any] = engine.step
+        self._engine_step: Callable[..., None] = engine._take_model_step
         self._seen = 0
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        engine, stats = self._engine, self._handle.stats
-        before = engine.global_steps
-        result = self._engine_step(*args, **kwargs)
-        if engine.global_steps == before:
-            return result
-        exchanged, self._seen = stats.boundaries - self._seen, stats.boundaries
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        self._engine_step(*args, **kwargs)
+        boundaries = self._handle.stats.boundaries
+        exchanged, self._seen = boundaries - self._seen, boundaries
         if exchanged != 1:
             raise InactiveError(
-                f"'{SECTION}' is enabled, but at the accumulation boundary of step {before + 1} there were "
-                f"{exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
+                f"'{SECTION}' is enabled, but at the accumulation boundary of step {self._engine.global_steps} there "
+                f"were {exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
             )
         _tell(self._notes)
         self._write()
-        return result
 
     def _write(self) -> None:
         settings, engine = self._handle.config.monitor, self._engine

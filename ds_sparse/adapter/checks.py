@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from deepspeed.runtime.config import DtypeEnum
 from deepspeed.runtime.constants import GRADIENT_ALLREDUCE_OP_SUM
 
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
 from ..shard import Exclusion
+from .parameters import full_numel
 
 
 def check_engine(engine: Any, config: CommunicationConfig) -> None:
@@ -20,9 +20,10 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
     Raises:
         ConfigError: names the setting as the user wrote it, its value, what is allowed and what to do.
     """
-    _refuse_first(_refused_parallelism(engine))
+    stage = int(engine.zero_optimization_stage())
+    _refuse_first(_refused_parallelism(engine, stage))
     check_settings(engine._config, config)
-    _refuse_first(_refused_clipping(engine, config))
+    _refuse_first(_refused_models(engine, stage))
     _check_embeddings(engine.module)
 
 
@@ -35,7 +36,9 @@ def check_settings(settings: Any, config: CommunicationConfig) -> None:
     Raises:
         ConfigError: as `check_engine`.
     """
-    _refuse_first([*_refused_zero(settings), *_refused_precision(settings), *_refused_sharding(settings, config)])
+    stage_3 = _refused_stage_3(settings) if settings.zero_config.stage == 3 else []
+    refusals = (_refused_zero(settings), stage_3, _refused_precision(settings), _refused_sharding(settings, config))
+    _refuse_first([refusal for part in refusals for refusal in part])
 
 
 Refusal = tuple[bool, str, str, str]  # wrong, the setting with its value, what is allowed, what to do
@@ -47,19 +50,23 @@ def _refuse_first(refusals: list[Refusal]) -> None:
             raise ConfigError(f"{setting}; with '{SECTION}' allowed is {allowed}. What to do: {remedy}.")
 
 
-def _refused_parallelism(engine: Any) -> list[Refusal]:
-    sequence = int(engine.sequence_parallel_size)
+def _refused_parallelism(engine: Any, stage: int) -> list[Refusal]:
     return [
         (
-            bool(engine.pipeline_parallelism), "the model is a PipelineModule", "a model without pipeline stages",
-            f"use another engine, or set '{SECTION}.enabled' to false",
+            bool(engine.pipeline_parallelism) and bool(engine.bfloat16_enabled()) and stage == 0,
+            "the model is a PipelineModule in bf16 at ZeRO stage 0",
+            "stage 1: at stage 0 DeepSpeed accumulates it in flat buffers of its own",
+            "set 'zero_optimization.stage' to 1",
         ),
         (
-            bool(engine.has_moe_layers), "the model has mixture-of-experts layers", "a model without them",
+            bool(engine.pipeline_parallelism) and len(set(engine.get_data_types())) > 1,
+            "the model is a PipelineModule and 'data_types.grad_accum_dtype' is not its own type",
+            "its own: tied weights are summed over stages in it", "remove 'data_types.grad_accum_dtype'",
+        ),
+        (
+            bool(engine.has_moe_layers), "the model has mixture-of-experts layers",
+            "a model without them: experts are reduced over groups of their own, which cross nodes",
             f"set '{SECTION}.enabled' to false",
-        ),
-        (
-            sequence > 1, f"sequence parallelism is {sequence}", "1", f"set it to 1, or '{SECTION}.enabled' to false",
         ),
     ]  # fmt: skip
 
@@ -68,17 +75,13 @@ def _refused_zero(settings: Any) -> list[Refusal]:
     zero, chosen = "'zero_optimization", settings.zero_config
     return [
         (
-            chosen.stage == 3, f"{zero}.stage' is 3",
-            "0, 1 or 2: stage 3 gathers parameters across nodes at every layer", "use stage 1 or 2",
+            chosen.zenflow is not None, f"{zero}.zenflow' is on", "off: it steps on gradients of its own choice",
+            "remove it",
         ),
-        (
-            chosen.offload_optimizer is not None and chosen.offload_optimizer.device != "none",
-            f"{zero}.offload_optimizer' is on", "off", "remove it",
-        ),
-        (chosen.zenflow is not None, f"{zero}.zenflow' is on", "off", "remove it"),
         (
             chosen.elastic_checkpoint, f"{zero}.elastic_checkpoint' is true",
-            "false: ZeRO's state is cut for the ranks of one node", "remove it",
+            "false: it loads one file for each data-parallel rank, and here each rank of one node writes one",
+            "remove it",
         ),
         (
             settings.gradient_allreduce_op == GRADIENT_ALLREDUCE_OP_SUM,
@@ -87,10 +90,47 @@ def _refused_zero(settings: Any) -> list[Refusal]:
     ]  # fmt: skip
 
 
+def _refused_models(engine: Any, stage: int) -> list[Refusal]:
+    return [
+        (
+            stage == 3 and any(hasattr(param, "ds_id") for param in engine.module.parameters()),
+            "the model was built under deepspeed.zero.Init, which splits it over all ranks",
+            "a model that ZeRO stage 3 splits over the ranks of one node", "build it without zero.Init",
+        ),
+    ]  # fmt: skip
+
+
+def _refused_stage_3(settings: Any) -> list[Refusal]:
+    zero, chosen = "'zero_optimization", settings.zero_config
+    offload, predivide = chosen.offload_optimizer, settings.gradient_predivide_factor
+    return [
+        (
+            offload is not None and offload.device == "nvme", f"{zero}.offload_optimizer.device' is nvme",
+            "cpu: gradients on NVMe are out of reach", "set it to \"cpu\"",
+        ),
+        (
+            getattr(offload, "super_offload", False), f"{zero}.offload_optimizer.super_offload' is true", "false",
+            "remove it",
+        ),
+        (
+            chosen.zero_hpz_partition_size > 1,
+            f"{zero}.zero_hpz_partition_size' is {chosen.zero_hpz_partition_size}",
+            "1: parameters do not leave the node in any case", "remove it",
+        ),
+        (
+            predivide != 1.0, f"'gradient_predivide_factor' is {predivide} at ZeRO stage 3",
+            "1.0: DeepSpeed does not take it off again where it is the number of ranks", "remove it",
+        ),
+        (
+            chosen.zero_quantized_gradients, f"{zero}.zero_quantized_gradients' is true",
+            "false: it reduces over all ranks", "remove it",
+        ),
+    ]  # fmt: skip
+
+
 def _refused_precision(settings: Any) -> list[Refusal]:
-    stage, autocast = settings.zero_config.stage, settings.torch_autocast_enabled
-    chosen = settings.grad_accum_dtype
-    accumulates_fp32 = chosen is not None and DtypeEnum(chosen) is DtypeEnum.fp32
+    stage, clipping = settings.zero_config.stage, settings.gradient_clipping
+    scaled_autocast = settings.torch_autocast_enabled and settings.torch_autocast_dtype == torch.float16
     return [
         (
             stage == 0 and settings.float16_config.enabled, "'fp16.enabled' is true at ZeRO stage 0",
@@ -98,18 +138,10 @@ def _refused_precision(settings: Any) -> list[Refusal]:
             "set 'zero_optimization.stage' to 1",
         ),
         (
-            stage == 0 and autocast, "'torch_autocast.enabled' is true at ZeRO stage 0",
-            "false there", "set 'zero_optimization.stage' to 1",
-        ),
-        (
-            autocast and settings.torch_autocast_dtype == torch.float16,
-            "'torch_autocast.dtype' is float16", "bfloat16: the scale of float16 is kept where residuals would scale "
-            "with it", "set it to \"bfloat16\", or use 'fp16' in its place",
-        ),
-        (
-            stage == 1 and settings.bfloat16_config.enabled and accumulates_fp32,
-            "'data_types.grad_accum_dtype' is fp32 with bf16 at ZeRO stage 1",
-            "bf16 there: DeepSpeed runs this mix without ZeRO's partitions", "use stage 2, or leave the key out",
+            scaled_autocast and stage > 0 and clipping > 0,
+            f"'gradient_clipping' is {clipping} with 'torch_autocast.dtype' float16 at ZeRO stage {stage}",
+            "0: ZeRO clips such gradients before their scale is taken off, to nearly nothing",
+            "set 'gradient_clipping' to 0, or 'torch_autocast.dtype' to \"bfloat16\"",
         ),
     ]  # fmt: skip
 
@@ -119,24 +151,12 @@ def _refused_sharding(settings: Any, config: CommunicationConfig) -> list[Refusa
     setting = f"'{SECTION}.sharded_update' is {str(config.sharded_update).lower()}, ZeRO stage is {stage}"
     return [
         (
-            config.sharded_update is True and stage == 0, setting, "true at stage 1 or 2",
+            config.sharded_update is True and stage == 0, setting, "true at stage 1, 2 or 3",
             "set 'zero_optimization.stage' to 1, or leave sharded_update out",
         ),
         (
             config.sharded_update is False and stage > 0, setting, "false at stage 0",
             "set 'zero_optimization.stage' to 0, or leave sharded_update out",
-        ),
-    ]  # fmt: skip
-
-
-def _refused_clipping(engine: Any, config: CommunicationConfig) -> list[Refusal]:
-    tensor_parallel = engine.mpu is not None and engine.mpu.get_model_parallel_world_size() > 1
-    return [
-        (
-            config.method != "dense" and tensor_parallel and engine.gradient_clipping() > 0,
-            f"'gradient_clipping' is {engine.gradient_clipping()} with tensor parallelism",
-            "0: parameters that are replicated over tensor-parallel ranks would count twice in the norm",
-            "set 'gradient_clipping' to 0, or method to 'dense'",
         ),
     ]  # fmt: skip
 
@@ -152,7 +172,7 @@ def _check_embeddings(module: torch.nn.Module) -> None:
 
 def check_exclusion(engine: Any, exclusion: Exclusion, config: CommunicationConfig) -> list[str]:
     """Refuses an exclusion that leaves nothing to compress; returns a warning for each pattern that finds nothing."""
-    trained = {name: param.numel() for name, param in engine.module.named_parameters() if param.requires_grad}
+    trained = {name: full_numel(param) for name, param in engine.module.named_parameters() if param.requires_grad}
     if config.method != "dense" and all(exclusion.covers(name, numel) for name, numel in trained.items()):
         raise ConfigError(
             f"'{SECTION}.exclude' is {config.exclude.model_dump()} and covers all {len(trained)} trained parameters; "
@@ -197,6 +217,11 @@ def traits_in(settings: Any) -> OptimizerTraits | None:
 def check_optimizer(optimizer: OptimizerTraits, config: CommunicationConfig) -> list[str]:
     """Refuses optimizers that do not go with the method; returns advice for the user, if there is any."""
     kind, groups = optimizer.kind, optimizer.groups
+    if "muon" in kind.lower():
+        raise ConfigError(
+            f"the optimizer is {kind}; with '{SECTION}' allowed is one that steps on the mean gradient: ZeRO puts "
+            f"Muon's update in its place before nodes have exchanged it. What to do: use AdamW."
+        )
     if config.method == "sparse_momentum":
         _check_adam(optimizer)
     momentum = max(float(group.get("momentum", 0.0)) for group in groups)
@@ -222,6 +247,11 @@ def check_optimizer(optimizer: OptimizerTraits, config: CommunicationConfig) -> 
 
 def _check_adam(optimizer: OptimizerTraits) -> None:
     kind, groups = optimizer.kind, optimizer.groups
+    if "muon" in kind.lower():
+        raise ConfigError(
+            f"the optimizer is {kind}; with '{SECTION}' allowed is one that steps on the mean gradient: ZeRO puts "
+            f"Muon's update in its place before nodes have exchanged it. What to do: use AdamW."
+        )
 
     def refuse(what: str, allowed: str, remedy: str) -> None:
         setting = f"'{SECTION}.method' is 'sparse_momentum' and {what}"

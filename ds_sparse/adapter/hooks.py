@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
-from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
 
 from .attach import Preparation, attach, prepare, require_section_off
 
@@ -81,12 +81,28 @@ def _hooked_configure_optimizer(original: Callable[..., None]) -> Callable[..., 
         engine.__dict__[_PREPARED] = prepared
         everybody = engine.seq_data_parallel_group
         engine.seq_data_parallel_group = prepared.topology.node_group
+        if int(engine.zero_optimization_stage()) == 3:
+            for param in engine.module.parameters():  # where stage 3 looks
+                param.ds_zero_partition_process_group = prepared.topology.node_group
+        engine._do_optimizer_sanity_check = functools.partial(_prefer_zero, engine._do_optimizer_sanity_check)
         try:
             return original(engine, *args, **kwargs)
         finally:
             engine.seq_data_parallel_group = everybody
+            del engine._do_optimizer_sanity_check
 
     return _configure_optimizer
+
+
+def _prefer_zero(wrapper_for: Callable[[Any], str | None], optimizer: Any) -> str | None:
+    """The wrapper that DeepSpeed would choose, but ZeRO's own in place of `BF16_Optimizer`.
+
+    DeepSpeed chooses that one for bf16 at stage 1 with gradients accumulated in fp32. It holds whole gradients where
+    ZeRO holds this rank's partition, and computes the same: both reduce in the communication data type, and step on
+    fp32 masters.
+    """
+    wrapper = wrapper_for(optimizer)
+    return ZERO_OPTIMIZATION if wrapper == BFLOAT16 else wrapper
 
 
 def _make_log_visible() -> None:

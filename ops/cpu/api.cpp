@@ -61,9 +61,9 @@ DSS_API int dss_decode_indices(const dss::IndexLayout* layout, const uint8_t* in
 }
 
 DSS_API void dss_encode_values(int isa, dss::ValueType type, int64_t k, float* values, uint8_t* out) {
-    dss::variants()[isa].encode_values(type, k, values, out);
+    if (k > 0) dss::variants()[isa].encode_values(type, k, values, out);
 }
 
 DSS_API void dss_decode_values(int isa, dss::ValueType type, int64_t k, const uint8_t* in, float* values) {
-    dss::variants()[isa].decode_values(type, k, in, values);
+    if (k > 0) dss::variants()[isa].decode_values(type, k, in, values);
 }

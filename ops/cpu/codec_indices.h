@@ -20,6 +20,7 @@ struct IndexLayout {
     Encoding encoding;
 
     int64_t field_bytes() const { return (k * width + 31) / 32 * 4; }
+    bool has_no_bytes() const { return k == 0 && bits == 0; }
     int64_t vector_words() const { return (bits + 31) / 32; }
     // The low bits of an index that are its field.
     uint32_t mask() const { return static_cast<uint32_t>((uint64_t{1} << width) - 1); }
@@ -85,6 +86,7 @@ inline void write_bits(const IndexLayout& s, const uint32_t* indices, uint8_t* o
 
 // False, having written nothing, for indices that cannot be encoded.
 inline bool encode_indices(const IndexLayout& s, const uint32_t* indices, uint8_t* out) {
+    if (s.has_no_bytes()) return true;  // the pointers may be null then
     if (!ascends(indices, s.k, s.n) || (s.encoding == kChunk12 && !fills_chunks(s, indices))) return false;
     if (s.encoding == kInt32) {
         std::memcpy(out, indices, static_cast<size_t>(s.k) * 4);
@@ -137,6 +139,7 @@ inline bool field_pad_is_zero(const IndexLayout& s, const uint8_t* in) {
 // Whether the bytes are sound; `indices` has room for k and kDecodeSlack more. All numbers stay below 2^32: a bit of the
 // Elias-Fano vector stands below k + n / 2^width, and k * 2^width <= n < 2^31.
 inline bool read_indices(const IndexLayout& s, const uint8_t* in, uint32_t* indices) {
+    if (s.has_no_bytes()) return true;
     if (s.encoding == kInt32) {
         std::memcpy(indices, in, static_cast<size_t>(s.k) * 4);
         return ascends(indices, s.k, s.n);

@@ -122,7 +122,7 @@ def test_a_link_that_comes_back_lets_the_job_go_on(start_cluster: StartCluster) 
 
 # ---- what is reported is what crosses -----------------------------------------------------------------------------
 
-EXCHANGES = ["all_gather", "dense"]
+EXCHANGES = ["all_gather", "reduce_scatter", "dense"]
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

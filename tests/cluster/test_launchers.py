@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from benchmarks.cluster import Cluster, ClusterError
 from benchmarks.cluster.jobs import LAUNCHERS, JobError, launch
 from benchmarks.cluster.tools import PDSH
 from examples.launch import ROOT
+from tests.cluster.test_network import python
 from tests.cluster.training import check
 
 StartCluster = Callable[..., Cluster]
@@ -71,6 +73,10 @@ def test_a_job_that_does_not_end_is_stopped(start_cluster: StartCluster) -> None
     cluster = start_cluster(hosts=1)
     with pytest.raises(ClusterError, match="'deepspeed .*' was still running after 0.5 s"):
         launch(cluster, ["examples/train_lm.py"], launcher="no_ssh", timeout=0.5, quiet=True)
+    count = "import os; print(sum(name.isdigit() for name in os.listdir('/proc')))"
+    deadline = time.monotonic() + 30
+    while python(cluster, 0, count) != "2":  # the host's first process, and the one that counts
+        assert time.monotonic() < deadline
 
 
 def test_an_unknown_launcher_is_refused() -> None:

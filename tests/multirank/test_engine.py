@@ -184,11 +184,6 @@ def test_with_tensor_parallelism_nodes_are_taken_within_the_data_parallel_group(
     assert torch.equal(results[1][1], results[3][1])
 
 
-def test_clipping_with_tensor_parallelism_is_refused():
-    with pytest.raises(AssertionError, match="'gradient_clipping' is 1.0 with tensor parallelism"):
-        run_ranks(4, _with_mpu, 1.0)
-
-
 def _monitored(folder: str, interval: int) -> None:
     section = SECTION | {"monitor": {"interval": interval}}
     monitors = {
