@@ -4,7 +4,7 @@ PYTHON ?= python3
 # then finds it and leaves it alone. Options of pip may follow, for a CPU build or for one of a given CUDA:
 #   make setup TORCH='torch==2.13.0 --index-url <index of CPU builds>'
 TORCH ?= torch==2.13.0
-EXTRAS ?= test,lint,examples,kernels,integrations
+EXTRAS ?= test,lint,examples,kernels,integrations,plots
 PYTEST_ARGS ?=
 
 VENV := $(CURDIR)/.venv
