@@ -3,8 +3,8 @@
     python -m benchmarks.bench_plan
     python -m benchmarks.bench_plan --hosts 2 --rates 200mbit --json out.json
 
-At every point the cluster is probed first, as `ds_sparse probe` would, and predictions follow from that probe alone. The
-measured rows are those of benchmarks/bench_exchange.py. Judge by the rows that the link bounds: where it is fast, the
+At every point the cluster is probed first, as `ds_sparse probe` would, and predictions follow from that probe alone.
+What is measured are rows of benchmarks/bench_exchange.py. Judge by the rows that the link bounds: where it is fast, the
 hosts of a small machine fight for its cores, which no model of a cluster has in it.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
 from benchmarks.bench_exchange import measure, summarize
 from benchmarks.cluster import Cluster
-
 from ds_sparse.costs import dense_cost
 from ds_sparse.planner import Job, Speeds, exchange_cost, run_probe
 
@@ -54,8 +54,9 @@ def compare(
     hosts: int, rate: str, numel: int, rounds: int, rows: Sequence[str] = tuple(ROWS)
 ) -> tuple[Speeds, list[Error]]:
     """What one point's probe says, and the error of each row's prediction from it."""
-    with Cluster(hosts=hosts, rate=None if rate == "unshaped" else rate) as cluster, tempfile.TemporaryDirectory() as at:
-        file = Path(at) / "probe.json"
+    shaped = None if rate == "unshaped" else rate
+    with Cluster(hosts=hosts, rate=shaped) as cluster, tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "probe.json"
         file.write_text(json.dumps(cluster.run_ranks(1, probe)[0]))
         speeds = Speeds.from_probe(file)
         measured = summarize(cluster.run_ranks(1, measure, list(rows), 1, numel, rounds), 1)

@@ -176,6 +176,23 @@ def test_wrong_words_have_status_2(line: list[str], words: str, capsys: pytest.C
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["plan", "simulate", "probe"])
+def test_every_status_is_in_the_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert all(f"\n  {status}  " in told for status in {"plan": "0234", "simulate": "02345", "probe": "01234"}[command])
+
+
+@pytest.mark.parametrize("line", [["plan", "--write"], ["simulate", "--csv"], ["simulate", "--plot"]])
+def test_a_file_that_cannot_be_written_has_status_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    file = tmp_path / "nowhere" / "file.png"
+    assert main([line[0], *SIZES, "--gbit-per-second", "10", line[1], str(file)]) == 4
+    assert capsys.readouterr().err == f"{file} cannot be written: No such file or directory\n"
+
+
 # ---- ds_sparse simulate -----------------------------------------------------------------------------------------
 
 

@@ -62,8 +62,8 @@ def assumptions(job: Job, speeds: Speeds) -> list[str]:
     link, measured = speeds.link, "measured" if speeds.adam is not None else "typical of one CPU core"
     inside = "taken as free" if speeds.node is None else f"{speeds.node.gbit_per_second:.3g} Gbit/s a rank"
     return [
-        f"{job.nodes} nodes of {job.ranks_per_node} ranks; a node's link carries {link.gbit_per_second:.3g} Gbit/s each "
-        f"way at {link.latency_us:.3g} us, shared by its ranks; inside a node: {inside}",
+        f"{job.nodes} nodes of {job.ranks_per_node} ranks; a node's link carries {link.gbit_per_second:.3g} Gbit/s "
+        f"each way at {link.latency_us:.3g} us, shared by its ranks; inside a node: {inside}",
         "messages travel in rings, and nothing overlaps with computing; the network has no other users and no "
         "bottleneck but the nodes' links",
         f"work to select, encode and add: {measured}",

@@ -90,8 +90,8 @@ def _verdict(best: Row, dense: Row, compute: float) -> str:
 
 def _memory(job: Job, best: Row, alone: Row) -> str:
     return (
-        f"The optimizer's state is sharded over the {job.ranks_per_node} ranks of a node, not over all {job.ranks}: with "
-        f"its residuals it takes {_bytes(best.state_bytes)} a rank; DeepSpeed's ZeRO-1 alone takes "
+        f"The optimizer's state is sharded over the {job.ranks_per_node} ranks of a node, not over all {job.ranks}: "
+        f"with its residuals it takes {_bytes(best.state_bytes)} a rank; DeepSpeed's ZeRO-1 alone takes "
         f"{_bytes(alone.state_bytes)}."
     )
 

@@ -8,6 +8,6 @@ from .simulation import CURVES, Point, simulate
 from .speeds import ProbeError, Speeds
 
 __all__ = [
-    "CURVES", "METHODS", "Job", "Point", "ProbeError", "Row", "Speeds", "best_row", "dense_row", "exchange_cost", "predict",
-    "ready_section", "run_probe", "simulate",
+    "CURVES", "METHODS", "Job", "Point", "ProbeError", "Row", "Speeds", "best_row", "dense_row", "exchange_cost",
+    "predict", "ready_section", "run_probe", "simulate",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""Predictions beside measurements, on links that are slow enough to decide. The full table: benchmarks/bench_plan.py."""
+"""Predictions beside measurements, on links slow enough to decide. The full table: benchmarks/bench_plan.py."""
 
 from __future__ import annotations
 
 import pytest
+
 from benchmarks.bench_plan import compare
 
 DENSE, *SPARSE = ("two-level dense", "ours, all_gather 1 %", "ours, reduce_scatter 1 %")
