@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # files only, so that no display is needed
-
 from matplotlib import pyplot as plt
+
+from ds_sparse.report.plots import save
 
 SHAPED = {"mbit": 1.0, "gbit": 1000.0}
 
@@ -37,7 +35,7 @@ def time_against_bandwidth(cases: Mapping[str, Mapping[str, Mapping[str, Mapping
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("seconds to average the gradients")
     axes[0][-1].legend(fontsize="small", bbox_to_anchor=(1.02, 1), loc="upper left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def loss_against_time(curves: Mapping[str, Sequence[Any]], path: Path) -> None:
@@ -49,10 +47,4 @@ def loss_against_time(curves: Mapping[str, Sequence[Any]], path: Path) -> None:
     axis.set(xlabel="seconds of training", ylabel="validation loss")
     axis.grid(alpha=0.3)
     axis.legend(fontsize="small")
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)

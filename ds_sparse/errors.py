@@ -28,6 +28,27 @@ class WireError(RuntimeError):
     """
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read, on some rank; no rank goes on.
+
+    The message names the checkpoint, the rank, the cause and what to do.
+    """
+
+
+class ExchangeError(RuntimeError):
+    """Other ranks did not answer: they died, or their link is cut, or they are slower than the timeout.
+
+    The message names the method, the step and the ranks waited for; the cause is what gloo or NCCL raised.
+    """
+
+
+class DriftError(RuntimeError):
+    """Parameters are not the same on all nodes any more. Raised on all ranks.
+
+    The message names the step, the first parameter that differs and the nodes.
+    """
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the nearest of `known`, or an empty string when none is near."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.6)

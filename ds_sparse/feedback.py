@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +13,14 @@ from .config import ErrorFeedbackSettings
 from .ops.reference import accumulate_
 from .payload import Form, Payload
 from .shard import ShardLayout
+
+
+class Selection(NamedTuple):
+    """Entries that were taken out of a region of the shard: int32 [k] counted from its start, and fp32 [k]."""
+
+    region: slice
+    indices: torch.Tensor
+    magnitudes: torch.Tensor
 
 
 class ErrorFeedback:
@@ -31,7 +39,10 @@ class ErrorFeedback:
             this rank owned last.
         velocity: fp32 [sparse_numel], or None without momentum.
         dense_velocity: fp32 [dense_numel], or None: ordinary momentum of the excluded entries.
+        selections: a list to which everything that is offered from here on is added; None while nobody looks.
     """
+
+    selections: list[Selection] | None = None
 
     def __init__(
         self, layout: ShardLayout, device: torch.device, settings: ErrorFeedbackSettings, *, owns: bool = False
@@ -140,13 +151,8 @@ class ErrorFeedback:
         }
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
-    def loaded(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """To be called when the live tensors were set to `tensors`: they may be nonzero anywhere.
-
-        What another exchange owned, and this one does not, joins the residual.
-        """
-        if self.owned is None and "owned" in tensors:
-            self.residual += tensors["owned"].to(self.residual.device)
+    def loaded(self) -> None:
+        """To be called when the live tensors were set from outside: they may be nonzero anywhere."""
         self._owned_range = slice(0, self.residual.numel())
 
 
@@ -173,4 +179,6 @@ class Offer:
     def take_(self, region: slice) -> Payload:
         payload = self.feedback.take_(self.quota, self.vector[region], self.step, region)
         self.taken += payload.form.k
+        if self.feedback.selections is not None:  # a copy: encoding overwrites the values
+            self.feedback.selections.append(Selection(region, payload.indices, payload.values.abs()))
         return payload

@@ -27,6 +27,7 @@ class Segment:
     name: str
     numel: int
     dense: bool  # excluded from compression
+    offset: int = 0  # of its first entry in the flattened parameter
     start: int = -1  # place in the shard; set by `ShardLayout`
     counted: bool = True  # in norms; false for a copy of what another rank of the same model holds and counts
 

@@ -97,7 +97,7 @@ def test_null_is_as_good_as_leaving_an_optional_key_out() -> None:
 def test_nothing_changes_after_parsing() -> None:
     config = parse({})
     blocks = [config, config.exchange.link, *(block for _, block in config if isinstance(block, BaseModel))]
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     for block in blocks:
         name = next(iter(type(block).model_fields))
         with pytest.raises(ValidationError, match="frozen"):
@@ -136,6 +136,8 @@ WRONG: list[tuple[str, Any, str]] = [  # key, value, what is allowed
     ("sparse_momentum.stability", 1, "a number in (0, 1)"),
     ("sparse_momentum.freeze_step", 0, "a whole number in [1, inf), or leave it out"),
     ("monitor.interval", 0, "a whole number in [1, inf)"),
+    ("watch.interval", -1, "a whole number in [0, inf)"),
+    ("topology.timeout_seconds", 0.5, "a number in [1, 10000000], or leave it out"),
     ("exclude.min_numel", -1, "a whole number in [0, inf)"),
     # not one of the words
     ("method", "adam", "one of 'dense', 'sparse_gradient', 'sparse_momentum'"),
@@ -161,6 +163,31 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key: str, value
     said = message(nested(key, value))
     assert said.startswith(f"'compressed_communication.{key}' is {json.dumps(value)}; allowed is {allowed}.")
     assert said.endswith(SEE_DOCS)
+
+
+NESTED: Any = []
+for _ in range(5000):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    "section, said",
+    [
+        ({"method": NESTED}, r"\.method' is \[\[.*; allowed is one of"),
+        ({"compressor": {"x" * 5000: 1}}, r"\.compressor\.x+\.\.\.' is not a known key"),
+        ({"compressor": {3: 1}}, r"\.compressor' has 3, which is not a known key"),
+        ({"\ud800": 1}, r"' has '\\ud800', which is not a known key"),
+        ({"compressor": {"density": "1" * 5000}}, r'\.density\' is "1{199}\.\.\.; allowed is'),
+        ({"topology": {"timeout_seconds": 10**400}}, r"' is 10{199}\.\.\.; allowed is a finite number"),
+        ({"exclude": {"patterns": ["a{99999999999999999999}"]}}, "allowed is a valid regular expression .*too large"),
+        ({"exclude": {"patterns": ["(" * 2000 + ")" * 2000]}}, "allowed is a valid regular expression .*recursion"),
+    ],
+    ids=["nested", "long key", "number key", "half a character", "long value", "long number", "repeats", "parentheses"],
+)
+def test_what_no_section_can_hold_is_refused_in_a_readable_line(section: Any, said: str) -> None:
+    refusal = message(section)
+    assert re.search(said, refusal), refusal
+    assert refusal.startswith("'compressed_communication") and len(refusal) < 800
 
 
 @pytest.mark.parametrize("section", [None, [], "auto", True, "mstopk"])

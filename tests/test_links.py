@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ds_sparse.accounting import CommStats, StepStats
-from ds_sparse.links import Flight, Link
+from ds_sparse.errors import WireError
+from ds_sparse.links import Flight, Link, LinkError, waiting_for
 from tests.ranks import run_ranks
 
 NUMEL = 14  # no multiple of 3 or 4: a count that rounds wrongly shows
@@ -170,3 +171,24 @@ def test_a_link_of_one_rank_needs_no_network(monkeypatch: pytest.MonkeyPatch) ->
     (dealt,) = link.deal([vector], [3])
     assert dealt is vector
     assert stats._open == StepStats()
+
+
+# ---- when others are gone ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), dist.DistBackendError("NCCL")],
+)
+def test_an_error_of_the_backend_names_who_did_not_answer(error: RuntimeError) -> None:
+    said = r"^got no answer from rank 3 after 0\.0 s: "
+    with pytest.raises(LinkError, match=said) as caught, waiting_for(lambda: "rank 3"):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), WireError("gloo"), ValueError("gloo")])
+def test_any_other_error_is_left_alone(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, waiting_for(lambda: "rank 3"):
+        raise error
+    assert caught.value is error

@@ -34,14 +34,15 @@ MAX_FUNCTION_LINES = 45
 # must not import each other in a circle.
 LAYERS = (
     {"adapter"},
-    {"level2", "monitor", "planner"},
+    {"report"},
+    {"agreement", "drift", "level2", "monitor", "planner"},
     {"methods"},
     {"optim", "schedule"},
     {"exchange"},
     {"fallback", "feedback"},
     {"compressors", "costs"},
     {"accounting", "data", "links", "ops", "payload", "shard", "topology", "wire"},
-    {"config", "config_text", "errors", "_version"},
+    {"config", "config_text", "config_types", "errors", "_version"},
 )
 ENTRY_POINTS = {"", "__main__", "cli", "run"}  # "" is ds_sparse/__init__.py; these may reach any room
 

@@ -32,6 +32,13 @@ class Placement:
     names: list[str]
     device: torch.device
 
+    def read(self) -> list[tuple[str, torch.Tensor]]:
+        """What this rank's optimizer steps on, as 1-d views, by name."""
+        return [
+            (name, place.param.detach().reshape(-1)[place.start : place.start + place.numel].to(self.device))
+            for name, place in self.stepped
+        ]
+
 
 class ShardAdam:
     """`methods.AdamState` over an optimizer whose tensors are not laid out like the shard.

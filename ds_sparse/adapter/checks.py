@@ -37,7 +37,13 @@ def check_settings(settings: Any, config: CommunicationConfig) -> None:
         ConfigError: as `check_engine`.
     """
     stage_3 = _refused_stage_3(settings) if settings.zero_config.stage == 3 else []
-    refusals = (_refused_zero(settings), stage_3, _refused_precision(settings), _refused_sharding(settings, config))
+    refusals = (
+        _refused_zero(settings),
+        stage_3,
+        _refused_precision(settings),
+        _refused_sharding(settings, config),
+        _refused_writers(settings),
+    )
     _refuse_first([refusal for part in refusals for refusal in part])
 
 
@@ -158,6 +164,19 @@ def _refused_sharding(settings: Any, config: CommunicationConfig) -> list[Refusa
             config.sharded_update is False and stage > 0, setting, "false at stage 0",
             "set 'zero_optimization.stage' to 0, or leave sharded_update out",
         ),
+    ]  # fmt: skip
+
+
+def _refused_writers(settings: Any) -> list[Refusal]:
+    return [
+        (
+            wrong, f"{setting} is set", "DeepSpeed's usual writer, whose files can be completed on all ranks at once",
+            "remove it",
+        )
+        for wrong, setting in (
+            (settings.checkpoint_config["writer"] is not None, "'checkpoint.writer'"),
+            (bool(settings.datastates_config.enabled), "'datastates_ckpt'"),
+        )
     ]  # fmt: skip
 
 

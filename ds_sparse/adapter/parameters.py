@@ -31,10 +31,10 @@ class Parameters:
     def sent_dense(self, name: str, param: torch.nn.Parameter) -> bool:
         return param in self._tied or self._copied(param) or self._exclusion.covers(name, full_numel(param))
 
-    def segment(self, name: str, param: torch.nn.Parameter, numel: int) -> Segment:
-        """`numel` elements of a parameter, as part of a shard."""
+    def segment(self, name: str, param: torch.nn.Parameter, numel: int, offset: int) -> Segment:
+        """`numel` elements of a parameter from `offset` on, as part of a shard."""
         counted = not getattr(param, PIPE_REPLICATED, False) and (self._first or not self._copied(param))
-        return Segment(name, numel, self.sent_dense(name, param), counted=counted)
+        return Segment(name, numel, self.sent_dense(name, param), offset, counted=counted)
 
     def notes(self, module: torch.nn.Module) -> list[str]:
         """What the user should know: that nothing is compressed because nothing is marked as split."""

@@ -12,9 +12,10 @@ from ..optim.two_phase_adam import Place
 
 
 class Owned(NamedTuple):
-    """A parameter, or the part of one, that this rank owns: which, and where its fp32 master stands."""
+    """A parameter, or the part of one, that this rank owns: which, from where on, and where its master stands."""
 
     param: torch.nn.Parameter
+    offset: int
     place: Place
 
 
@@ -63,7 +64,7 @@ class Offloaded(Partition):
             self._zero.norm_for_param_grads[key] = torch.tensor(float("inf"))
 
     def _gradients(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for param, (master, start, numel) in self.owned:
+        for param, _, (master, start, numel) in self.owned:
             assert master.grad is not None  # ZeRO keeps it from the start where it offloads
             yield self._zero.get_param_id(param), master.grad.view(-1)[start : start + numel]
 
@@ -139,7 +140,7 @@ def _owned_at_stage_1_and_2(zero: Any) -> Iterator[Owned]:
             start = int(zero.grad_start_offset[group][rank][key])
             place = int(zero.grad_partition_insertion_offset[group][rank][key])
             numel = int(min(param.numel() - start, zero.partition_size[group] - place))
-            yield Owned(param, Place(master, place, numel))
+            yield Owned(param, start, Place(master, place, numel))
 
 
 def _owned_at_stage_3(zero: Any) -> Iterator[Owned]:
@@ -147,13 +148,16 @@ def _owned_at_stage_3(zero: Any) -> Iterator[Owned]:
         place = 0
         for param in params:
             if numel := _numel_without_padding(param):
-                yield Owned(param, Place(master, place, numel))
+                yield Owned(param, _offset(param), Place(master, place, numel))
             place += param.partition_numel()
 
 
 def _numel_without_padding(param: Any) -> int:
-    part = int(param.partition_numel())
-    return max(0, min(part, int(param.ds_numel) - part * torch.distributed.get_rank(param.ds_process_group)))
+    return max(0, min(int(param.partition_numel()), int(param.ds_numel) - _offset(param)))
+
+
+def _offset(param: Any) -> int:
+    return int(param.partition_numel()) * torch.distributed.get_rank(param.ds_process_group)
 
 
 def _is_padding(entry: torch.Tensor) -> bool:

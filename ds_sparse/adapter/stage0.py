@@ -48,7 +48,7 @@ class Stage0Route:
             name, param = named[i]
             start, stop = max(first, offset), min(last, offset + param.numel())
             if start < stop:
-                segments.append(parameters.segment(name, param, stop - start))
+                segments.append(parameters.segment(name, param, stop - start, start - offset))
                 places.append(Place(stepped[i].param, stepped[i].start + start - offset, stop - start))
             offset += param.numel()
         self.layout = ShardLayout(segments)

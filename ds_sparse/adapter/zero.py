@@ -32,11 +32,13 @@ class ZeroRoute:
         owned = self._partition.owned
         groups = self._optimizer.fp16_groups if self._stage == 3 else self._optimizer.bit16_groups
         self._params = [param for group in groups for param in group]
-        self.layout = ShardLayout(parameters.segment(names[param], param, place.numel) for param, place in owned)
+        self.layout = ShardLayout(
+            parameters.segment(names[param], param, place.numel, offset) for param, offset, place in owned
+        )
         self.placement = Placement(
             self.layout,
-            places=[place for _, place in owned],
-            stepped=[(names[param], place) for param, place in owned],
+            places=[place for *_, place in owned],
+            stepped=[(names[param], place) for param, _, place in owned],
             names=[names[param] for param in self._params],
             device=engine.device,  # not that of the masters, which may be offloaded
         )

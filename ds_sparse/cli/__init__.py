@@ -13,10 +13,16 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError
-from . import check, plan, probe, simulate
+from . import check, plan, probe, report, simulate
 from .command import CommandError, JsonObject
 
-COMMANDS = {"check": check.COMMAND, "probe": probe.COMMAND, "plan": plan.COMMAND, "simulate": simulate.COMMAND}
+COMMANDS = {
+    "check": check.COMMAND,
+    "probe": probe.COMMAND,
+    "plan": plan.COMMAND,
+    "simulate": simulate.COMMAND,
+    "report": report.COMMAND,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

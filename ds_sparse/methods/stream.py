@@ -51,6 +51,7 @@ class SparseStream:
             SlowerThanDenseError: that was measured, and `fallback` is "error".
         """
         density = self._schedule.density(step)
+        self._context.peers.stats.ask(density)
         if self.fallback is None or density != self._schedule.final:
             return self._mean_at_(density, vector, step)
         stopwatch = Stopwatch(vector.device)

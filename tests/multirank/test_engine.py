@@ -195,8 +195,11 @@ def _monitored(folder: str, interval: int) -> None:
 
 
 TAGS = [
-    "inter_node_bytes", "dense_over_wire", "density", "seconds", "residual_norm", "exchanges", "skipped", "fallback",
-]  # fmt: skip
+    *("inter_node_bytes", "intra_node_bytes", "dense_bytes", "dense_over_wire", "gb_saved", "exchanges", "skipped"),
+    "fallback",
+    *("density", "density_asked", "residual_norm", "residual_over_gradient"),
+    *("seconds", "select_seconds", "encode_seconds", "exchange_seconds", "decode_seconds", "rest_seconds"),
+]
 
 
 @pytest.mark.parametrize(("interval", "rows"), [(1, 4), (2, 2)])

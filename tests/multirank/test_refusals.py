@@ -73,6 +73,10 @@ CASES = {
         build_config(section=MOMENTUM, zero_optimization={"elastic_checkpoint": True}),
         "'zero_optimization.elastic_checkpoint' is true", "remove it",
     ),
+    "another writer of checkpoints": (
+        build_config(section=MOMENTUM, checkpoint={"writer": {"type": "python"}}),
+        "'checkpoint.writer' is set", "remove it",
+    ),
     "larger than dense": (
         build_config(optimizer="SGD", section=GRADIENT | {
             "compressor": {"density": 1.0}, "fallback": "error", "topology": {"ranks_per_node": 1},
