@@ -11,7 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 from ._version import __version__
-from .errors import CheckpointError, ConfigError, DriftError, ExchangeError, InactiveError, WireError
+from .errors import (
+    CheckpointError,
+    ConfigError,
+    DriftError,
+    ExchangeError,
+    InactiveError,
+    SlowerThanDenseError,
+    WireError,
+)
 
 __all__ = [
     "CheckpointError",
@@ -19,6 +27,7 @@ __all__ = [
     "DriftError",
     "ExchangeError",
     "InactiveError",
+    "SlowerThanDenseError",
     "WireError",
     "__version__",
     "initialize",

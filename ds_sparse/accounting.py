@@ -19,6 +19,7 @@ class StepStats:
     `dense_bytes` is what a dense fp32 all-reduce of this rank's shard would have sent across nodes. `seconds` is the
     time spent in level 2. `density` is the share of compressed entries among those that may be compressed, and
     `density_asked` the share that the configuration asked for; in a total they are those of the last exchange.
+    `fallback` counts exchanges made while dense was measured to be faster.
 
     Parts of `seconds`: `select_seconds` accumulates and selects; `encode_seconds` makes messages of it;
     `exchange_seconds` waits for the peers' data; `decode_seconds` reads their messages and sums them up;
@@ -40,6 +41,7 @@ class StepStats:
     density: float = 1.0
     density_asked: float = 1.0
     skipped: int = 0
+    fallback: int = 0
 
     @property
     def dense_over_wire(self) -> float:
@@ -85,12 +87,15 @@ class CommStats:
         """Says which density the boundary under way is to have; 1.0 where nobody says."""
         self._open.density_asked = density
 
-    def close(self, *, exchanged: bool, dense_bytes: int, seconds: float, density: float) -> None:
+    def close(
+        self, *, exchanged: bool, dense_bytes: int, seconds: float, density: float, fallback: bool = False
+    ) -> None:
         """Ends a boundary: either an exchange, or a step skipped for a non-finite gradient."""
         self.last = self._open
         self._open = StepStats()
         self.last.exchanges, self.last.skipped = int(exchanged), int(not exchanged)
         self.last.dense_bytes, self.last.seconds, self.last.density = dense_bytes, seconds, density
+        self.last.fallback = int(fallback)
         if not exchanged:
             self.last.density_asked = self.total.density_asked
         for item in fields(StepStats):

@@ -183,8 +183,8 @@ class CommunicationConfig(Settings):
     )
     fallback: Literal["dense", "off", "error"] = Field(
         "dense",
-        description="When dense communication would be faster by the cost model: `dense` sends dense and says "
-        "so, `off` compresses all the same, `error` refuses to start.",
+        description="When dense communication is faster, at start by the cost model and then as measured: `dense` "
+        "sends dense and says so, `off` compresses all the same, `error` stops. Only `off` is bitwise reproducible.",
     )
     monitor: MonitorSettings = Field(default_factory=MonitorSettings)
     watch: WatchSettings = Field(default_factory=WatchSettings)

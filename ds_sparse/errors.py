@@ -17,6 +17,10 @@ class InactiveError(RuntimeError):
     """Compressed communication is switched on but did not take part in a training step."""
 
 
+class SlowerThanDenseError(RuntimeError):
+    """Compressed communication was measured to be slower than dense, and `fallback` is "error"."""
+
+
 class WireError(RuntimeError):
     """A peer's message is not what it should be: truncated, damaged, or of another step or configuration.
 

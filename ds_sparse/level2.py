@@ -86,6 +86,7 @@ class Level2:
         finite, square_sum = self._agree(shard)
         grad_norm = None
         density = self.stats.total.density
+        fallback = self.method.fallback is not None and self.method.fallback.dense
         if finite:
             if self.method.begin_step():
                 grad_norm = self._clip_(shard, square_sum)
@@ -95,6 +96,7 @@ class Level2:
             dense_bytes=self.dense_bytes if finite else 0,
             seconds=time.perf_counter() - started,
             density=density,
+            fallback=finite and fallback,
         )
         return Outcome(finite, grad_norm)
 

@@ -33,6 +33,7 @@ def events(stats: CommStats, residual_norm: float, grad_norm: float, samples: in
         "Comm/residual_over_gradient": residual_norm / grad_norm if grad_norm else 0.0,
         "Comm/exchanges": total.exchanges,
         "Comm/skipped": total.skipped,
+        "Comm/fallback": last.fallback,
         "Comm/gb_saved": total.saved_bytes / 1e9,
     }
     return [(tag, float(value), samples) for tag, value in values.items()]
@@ -54,6 +55,7 @@ LAYOUT = {  # as SummaryWriter.add_custom_scalars takes it
         "density, asked and sent": _chart("Comm/density_asked", "Comm/density"),
         "residual over gradient": _chart("Comm/residual_over_gradient"),
         "steps skipped": _chart("Comm/skipped"),
+        "dense because it is faster": _chart("Comm/fallback"),
         "GB saved": _chart("Comm/gb_saved"),
         "density by parameter": ["Multiline", [f"^{DENSITIES}"]],
     }

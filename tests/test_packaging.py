@@ -39,7 +39,7 @@ LAYERS = (
     {"methods"},
     {"optim", "schedule"},
     {"exchange"},
-    {"feedback"},
+    {"fallback", "feedback"},
     {"compressors", "costs"},
     {"accounting", "data", "links", "ops", "payload", "shard", "topology", "wire"},
     {"config", "config_text", "config_types", "errors", "_version"},

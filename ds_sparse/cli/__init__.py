@@ -13,10 +13,16 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError
-from . import check, report
+from . import check, plan, probe, report, simulate
 from .command import CommandError, JsonObject
 
-COMMANDS = {"check": check.COMMAND, "report": report.COMMAND}
+COMMANDS = {
+    "check": check.COMMAND,
+    "probe": probe.COMMAND,
+    "plan": plan.COMMAND,
+    "simulate": simulate.COMMAND,
+    "report": report.COMMAND,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(error, file=sys.stderr)
         return status
+    if not result:  # another rank of the job speaks for this one
+        return 0
     if given.json:
         _print_json({"ok": True, "status": 0, **result})
     else:
@@ -48,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("ds_sparse", description="Compressed inter-node communication for DeepSpeed.")
     parser.add_argument("--version", action="version", version=f"ds_sparse {__version__}")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher puts it in front
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         one = commands.add_parser(

@@ -67,5 +67,6 @@ class AllGatherExchange(SparseExchange):
     def cost(self, quota: Quota, excluded: int) -> Cost:
         others = self._peers.size - 1
         forms = [quota.form(region) for region in self._regions(quota.numel)]
-        sent = others * sum(map(self._wire.message_bytes, forms)) + dense_bytes(excluded, self._peers.size)
-        return Cost(sent, others, quota.numel, self._peers.size * sum(form.k for form in forms))
+        gathered = others * sum(map(self._wire.message_bytes, forms))
+        sent, k = gathered + dense_bytes(excluded, self._peers.size), sum(form.k for form in forms)
+        return Cost(sent, others, quota.numel, self._peers.size * k, k, gathered)

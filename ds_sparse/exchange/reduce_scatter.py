@@ -114,9 +114,10 @@ class ReduceScatterExchange(SparseExchange):
         m, n, form = self._peers.size, quota.numel, quota.whole
         part, range_numel = -(-form.k // m), -(-n // m)
         passed_on = Form(min(range_numel, self._passed_on(form)), range_numel)
-        message_bytes = self._wire.message_bytes(Form(part, range_numel)) + self._wire.message_bytes(passed_on)
-        sent = (m - 1) * (4 * len(_edges(n)) + message_bytes) + dense_bytes(excluded, self._peers.size)
-        return Cost(sent, 3 * (m - 1), n + range_numel, form.k + m * passed_on.k)
+        gathered = (m - 1) * (4 * len(_edges(n)) + self._wire.message_bytes(passed_on))
+        dealt = (m - 1) * self._wire.message_bytes(Form(part, range_numel))
+        sent, summed = gathered + dealt + dense_bytes(excluded, self._peers.size), form.k + m * passed_on.k
+        return Cost(sent, 3 * (m - 1), n + range_numel, summed, form.k + passed_on.k, gathered, dealt)
 
 
 def _edges(n: int) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 
 from ..config import CommunicationConfig
 from ..costs import dense_bytes
+from ..fallback import Fallback
 from ..feedback import ErrorFeedback
 from ..links import Link
 from ..shard import ShardLayout
@@ -65,10 +66,12 @@ class Method(ABC):
 
     Attributes:
         feedback: the error-feedback state, or None for a method that loses nothing.
+        fallback: what switches the method to dense while that is faster, or None.
         exchanged: exchanges so far; steps skipped for a non-finite gradient do not count.
     """
 
     feedback: ErrorFeedback | None = None
+    fallback: Fallback | None = None
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -115,7 +118,7 @@ class Method(ABC):
 
     def counters(self) -> dict[str, float]:
         """The numbers that a resumed run needs, by name."""
-        return {"exchanged": self.exchanged}
+        return {"exchanged": self.exchanged} | ({} if self.fallback is None else self.fallback.counters())
 
     def restart(self, counters: dict[str, float]) -> None:
         """Starts anew with these counters: `state_dict` is zeros, for a resumed run to fill."""
@@ -123,3 +126,5 @@ class Method(ABC):
         self.reset()
         if self.feedback is not None:
             self.feedback.loaded()
+        if self.fallback is not None:
+            self.fallback.load_counters(counters)

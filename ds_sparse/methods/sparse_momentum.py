@@ -36,7 +36,7 @@ class SparseMomentum(Method):
         self._stream = SparseStream(context)
         self._decay = context.config.sparse_momentum.beta1
         self._frozen_at = 0
-        self.feedback = self._stream.feedback
+        self.feedback, self.fallback = self._stream.feedback, self._stream.fallback
         self.momentum: torch.Tensor | None = None
 
     def begin_step(self) -> bool:

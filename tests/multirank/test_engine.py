@@ -196,6 +196,7 @@ def _monitored(folder: str, interval: int) -> None:
 
 TAGS = [
     *("inter_node_bytes", "intra_node_bytes", "dense_bytes", "dense_over_wire", "gb_saved", "exchanges", "skipped"),
+    "fallback",
     *("density", "density_asked", "residual_norm", "residual_over_gradient"),
     *("seconds", "select_seconds", "encode_seconds", "exchange_seconds", "decode_seconds", "rest_seconds"),
 ]
