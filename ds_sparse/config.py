@@ -178,7 +178,7 @@ class CommunicationConfig(Settings):
     sparse_momentum: SparseMomentumSettings = Field(default_factory=SparseMomentumSettings)
     sharded_update: StrictBool | None = Field(
         None,
-        description="`true`: the optimizer's step is sharded inside the node by ZeRO stage 1 or 2; `false`: every "
+        description="`true`: the optimizer's step is sharded inside the node by ZeRO stage 1, 2 or 3; `false`: every "
         "rank updates everything (stage 0). Omitted: as the ZeRO stage says.",
     )
     fallback: Literal["dense", "off", "error"] = Field(

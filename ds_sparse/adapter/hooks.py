@@ -87,7 +87,8 @@ def _require_agreement(engine: Any, original: Callable[..., None], args: Any, kw
         refusal = str(error)
     mpu = given.get("mpu")
     # The groups of sequence parallelism come as an mpu without a data-parallel group: all ranks hold the same model.
-    group = mpu.get_data_parallel_group() if hasattr(mpu, "get_data_parallel_group") else None
+    data_parallel = getattr(mpu, "get_data_parallel_group", None)
+    group = data_parallel() if data_parallel is not None else None
     start = Start(config, refusal, describe_model(given["model"]), dist.get_process_group_ranks(group))
     Agreement(start, None if config is None else config.topology.timeout_seconds).require()
 
