@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from benchmarks.cluster import Cluster
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.cluster import Cluster
 from ds_sparse.accounting import CommStats
 from ds_sparse.config import parse
 from ds_sparse.links import Link
@@ -34,6 +34,7 @@ from ds_sparse.shard import Segment, ShardLayout
 
 COLUMNS = 5000  # of the matrix that PowerSGD approximates
 DENSE = "dense all-reduce"
+CASE_SECONDS = 1800
 Step = Callable[[torch.Tensor], None]
 
 
@@ -250,7 +251,9 @@ def main() -> None:
         hosts, per_host = map(int, layout.split("x"))
         for rate in args.rates:
             with Cluster(hosts=hosts, rate=None if rate == "unshaped" else rate) as cluster:
-                ranks = cluster.run_ranks(per_host, measure, rows, per_host, int(args.elements), args.rounds)
+                ranks = cluster.run_ranks(
+                    per_host, measure, rows, per_host, int(args.elements), args.rounds, timeout=CASE_SECONDS
+                )
             results.setdefault(layout, {})[rate] = summarize(ranks, per_host)
             print(table(layout, rate, results[layout][rate]), flush=True)
     if args.json:

@@ -165,7 +165,8 @@ def test_scalars_of_a_boundary_follow_from_the_counts() -> None:
         "inter_node_bytes": 2000.0, "intra_node_bytes": 300.0, "dense_bytes": 10000.0, "dense_over_wire": 5.0,
         "density": 0.02, "density_asked": 0.01, "residual_norm": 3.0, "residual_over_gradient": 0.75,
         "seconds": 6.5, "select_seconds": 1.0, "encode_seconds": 2.0, "exchange_seconds": 0.5,
-        "decode_seconds": 0.25, "rest_seconds": 2.75, "exchanges": 7.0, "skipped": 2.0, "gb_saved": 0.007, "fallback": 0.0,
+        "decode_seconds": 0.25, "rest_seconds": 2.75, "exchanges": 7.0, "skipped": 2.0, "gb_saved": 0.007,
+            "fallback": 0.0,
     }  # fmt: skip
     nothing_yet = events(CommStats(), residual_norm=0.0, grad_norm=0.0, samples=0)
     assert dict((tag, value) for tag, value, _ in nothing_yet)["Comm/residual_over_gradient"] == 0.0
