@@ -20,6 +20,7 @@ from ..ops import backend_info
 from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
+from . import versions
 from .adam import ShardAdam
 from .checkpoint import Checkpoints
 from .checks import check_engine, check_exclusion, check_optimizer
@@ -43,10 +44,12 @@ def prepare(engine: Any) -> Preparation | None:
 
     Raises:
         ConfigError: the section is wrong, or the engine is of a kind that is not supported.
+        RuntimeError: this version of DeepSpeed lacks something that is needed.
     """
     config = _enabled_section(engine)
     if config is None:
         return None
+    versions.require(engine, versions.ENGINE)
     check_engine(engine, config)
     ranks = dist.get_process_group_ranks(engine.seq_data_parallel_group)
     return Preparation(config, build_topology(ranks, config.topology.ranks_per_node))
@@ -62,8 +65,8 @@ def attach(engine: Any, prepared: Preparation) -> None:
     """Puts level 2 into an engine whose ZeRO optimizer, if it has one, was built over the node's group."""
     config, topology, stats = prepared.config, prepared.topology, CommStats()
     node, peers = Link(topology.node_group, "intra", stats), Link(topology.peer_group, "inter", stats)
-    exclusion, notes = Exclusion(config.exclude), check_optimizer(engine.basic_optimizer, config)
-    notes += check_exclusion(engine, exclusion, config)
+    exclusion, notes = Exclusion(config.exclude), versions.notes(engine)
+    notes += check_optimizer(engine.basic_optimizer, config) + check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0
     route = ZeroRoute(engine, exclusion) if sharded else Stage0Route(engine, exclusion, node)

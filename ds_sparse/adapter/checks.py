@@ -9,6 +9,7 @@ import torch
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
 from ..shard import Exclusion
+from . import versions
 
 
 def check_engine(engine: Any, config: CommunicationConfig) -> None:
@@ -62,13 +63,13 @@ def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
             bool(engine.zero_offload_optimizer()) and engine.zero_offload_optimizer().device != "none",
             f"{zero}.offload_optimizer' is on", "off", "remove it",
         ),
-        (bool(engine.zenflow), f"{zero}.zenflow' is on", "off", "remove it"),
+        (versions.uses_zenflow(engine), f"{zero}.zenflow' is on", "off", "remove it"),
         (
             bool(engine.zero_elastic_checkpoint()), f"{zero}.elastic_checkpoint' is true",
             "false: ZeRO's state is cut for the ranks of one node", "remove it",
         ),
         (
-            not getattr(engine, "gradient_average", True), "gradients are summed", "gradients that are averaged",
+            not engine.gradient_average, "gradients are summed", "gradients that are averaged",
             "remove 'gradient_allreduce_op'",
         ),
     ]  # fmt: skip
@@ -76,6 +77,7 @@ def _refused_zero(engine: Any, stage: int) -> list[Refusal]:
 
 def _refused_precision(engine: Any, stage: int) -> list[Refusal]:
     model_dtype, accumulation_dtype = engine.get_data_types()
+    autocast = versions.autocast_dtype(engine)
     return [
         (
             stage == 0 and bool(engine.fp16_enabled()), "'fp16.enabled' is true at ZeRO stage 0",
@@ -83,13 +85,18 @@ def _refused_precision(engine: Any, stage: int) -> list[Refusal]:
             "set 'zero_optimization.stage' to 1",
         ),
         (
-            stage == 0 and bool(engine.torch_autocast_enabled()), "'torch_autocast.enabled' is true at ZeRO stage 0",
+            stage == 0 and bool(engine.bfloat16_enabled()) and versions.spoils_bf16_at_stage_0(),
+            "'bf16.enabled' is true at ZeRO stage 0", "fp32 there: DeepSpeed before 0.18.6 hands out such gradients "
+            "flattened, or with a loss scale", "set 'zero_optimization.stage' to 1, or use DeepSpeed 0.18.6 or later",
+        ),
+        (
+            stage == 0 and autocast is not None, "'torch_autocast.enabled' is true at ZeRO stage 0",
             "false there", "set 'zero_optimization.stage' to 1",
         ),
         (
-            bool(engine.torch_autocast_enabled()) and engine.torch_autocast_dtype() == torch.float16,
-            "'torch_autocast.dtype' is float16", "bfloat16: the scale of float16 is kept where residuals would scale "
-            "with it", "set it to \"bfloat16\", or use 'fp16' in its place",
+            autocast == torch.float16, "'torch_autocast.dtype' is float16",
+            "bfloat16: the scale of float16 is kept where residuals would scale with it",
+            "set it to \"bfloat16\", or use 'fp16' in its place",
         ),
         (
             stage == 1 and model_dtype == torch.bfloat16 and accumulation_dtype == torch.float32,

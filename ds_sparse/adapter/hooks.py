@@ -17,6 +17,7 @@ from typing import Any
 import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+from . import versions
 from .attach import Preparation, attach, prepare, require_section_off
 
 _PREPARED = "_ds_sparse_prepared"
@@ -29,6 +30,7 @@ def install() -> None:
         return
     _make_log_visible()
     hooked = {"__init__": _hooked_init, "_configure_optimizer": _hooked_configure_optimizer}
+    versions.require(DeepSpeedEngine, hooked)
     for name, hook in hooked.items():
         _originals[name] = getattr(DeepSpeedEngine, name)
         setattr(DeepSpeedEngine, name, hook(_originals[name]))
@@ -82,7 +84,8 @@ def _hooked_configure_optimizer(original: Callable[..., None]) -> Callable[..., 
         everybody = engine.seq_data_parallel_group
         engine.seq_data_parallel_group = prepared.topology.node_group
         try:
-            return original(engine, *args, **kwargs)
+            with versions.no_graph():
+                return original(engine, *args, **kwargs)
         finally:
             engine.seq_data_parallel_group = everybody
 

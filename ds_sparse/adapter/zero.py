@@ -14,6 +14,7 @@ from ..level2 import Level2
 from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
 from ..shard import Exclusion, Segment, ShardLayout
+from . import versions
 from .adam import Placement
 
 
@@ -25,6 +26,7 @@ class ZeroRoute:
     """
 
     def __init__(self, engine: Any, exclusion: Exclusion) -> None:
+        versions.require(engine.optimizer, versions.ZERO)
         self._optimizer, self._names = engine.optimizer, engine.param_names
         self._engine = engine
         owned = [pair for group in range(len(self._optimizer.bit16_groups)) for pair in self._owned(group)]
@@ -70,6 +72,7 @@ class ZeroRoute:
         if not outcome.finite:
             return self._skip(*args, **kwargs)
         # 3. Back, in fp32, with the loss scale that ZeRO will take off again.
+        zero.overflow = False  # versions before 0.19 remember that of the last step where they do not check
         self._put_back(shard.mul_(zero.loss_scale))
         if outcome.grad_norm is None:
             return self._zero_step(*args, **kwargs)
@@ -108,11 +111,8 @@ class ZeroRoute:
         zero = self._optimizer
         for entries in zero.averaged_gradients.values():
             entries[0].fill_(float("inf"))
-        checks, zero.check_grad_overflow = zero.check_grad_overflow, True
-        try:
+        with versions.finds_overflow(zero):
             return self._zero_step(*args, **kwargs)
-        finally:
-            zero.check_grad_overflow = checks
 
     def _count_level1_bytes(self) -> None:
         """Bytes that ZeRO sends inside the node for one optimizer step, by formula: DeepSpeed sends them, not we.

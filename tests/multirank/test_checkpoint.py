@@ -43,7 +43,9 @@ def _resumed(name: str, stage: int, folder: str, forget: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.core if "before" not in name else ()) for name in SECTIONS]
+)
 def test_resume_is_bitwise_the_same_run(tmp_path: Path, name: str, stage: int):
     expected = run_ranks(4, _uninterrupted, name, stage, str(tmp_path))
     resumed = run_ranks(4, _resumed, name, stage, str(tmp_path))
@@ -51,6 +53,7 @@ def test_resume_is_bitwise_the_same_run(tmp_path: Path, name: str, stage: int):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.core
 def test_it_is_the_residual_that_makes_the_difference(tmp_path: Path):
     """The control: a resumed run that forgets what was not sent goes another way."""
     expected = run_ranks(4, _uninterrupted, "gradient", 1, str(tmp_path))[0]
@@ -87,6 +90,7 @@ def _plain(folder: str) -> Any:
     engine.save_checkpoint(folder)
 
 
+@pytest.mark.core
 def test_a_checkpoint_made_without_us_loads(tmp_path: Path):
     run_ranks(4, _plain, str(tmp_path))
     heard, residual, _ = run_ranks(4, _resume_elsewhere, str(tmp_path), 2)[0]

@@ -31,6 +31,7 @@ def _params_after(section: dict[str, Any] | None, ours: bool, stage: int) -> tor
     return train(engine, 5)[-1]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("section", [None, {"enabled": False}], ids=["absent", "disabled"])
 def test_without_the_section_nothing_changes_bitwise(section, stage):
@@ -56,6 +57,7 @@ def _installed() -> tuple[bool, bool, bool]:
     return before, during, honoured()
 
 
+@pytest.mark.core
 def test_install_reaches_names_that_were_imported_earlier():
     assert run_ranks(2, _installed) == [(False, True, False)] * 2
 
@@ -105,6 +107,7 @@ def _handle(stage: int) -> dict[str, Any]:
     return found | {"norm_after_reset": handle.residual_norm(), "nodes": handle.topology.nodes}
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_handle_shows_what_is_kept(stage):
     results = run_ranks(4, _handle, stage)
@@ -201,6 +204,7 @@ def _monitored(folder: str, interval: int) -> None:
 TAGS = ["inter_node_bytes", "dense_over_wire", "density", "seconds", "residual_norm", "exchanges", "skipped"]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("interval", "rows"), [(1, 4), (2, 2)])
 def test_scalars_reach_the_monitors_of_deepspeed(tmp_path: Path, interval: int, rows: int):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -62,7 +62,9 @@ def _without_the_bad_step(name: str, stage: int, dtype: str) -> Any:
 
 
 @pytest.mark.parametrize(("stage", "dtype"), PRECISIONS)
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.core if name == "gradient" else ()) for name in SECTIONS]
+)
 def test_skipped_everywhere_with_no_change_of_state(name, stage, dtype):
     poison = float("nan") if stage == 1 else float("inf")
     results = run_ranks(4, _one_bad_step, name, stage, dtype, poison)
