@@ -59,7 +59,7 @@ def notes(engine: Any) -> list[str]:
         ]
     # `independent_gradient_partition_epilogue` overwrites the sum of the earlier micro batches.
     accumulates = engine.zero_optimization_stage() == 2 and engine.gradient_accumulation_steps() > 1
-    if accumulates and (0, 17, 5) <= installed <= (0, 18, 2):
+    if accumulates and (0, 17, 6) <= installed <= (0, 18, 2):
         return [
             f"DeepSpeed {deepspeed.__version__} at ZeRO stage 2 steps on the last of "
             f"{engine.gradient_accumulation_steps()} micro batches alone, also without compressed communication. Use "

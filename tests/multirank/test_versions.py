@@ -47,7 +47,7 @@ def test_a_version_inside_of_the_range_is_not(version):
     assert run_ranks(2, _warnings, version) == [[], []]
 
 
-@pytest.mark.parametrize("version", ["0.17.5", "0.18.2"])
+@pytest.mark.parametrize("version", ["0.17.6", "0.18.2"])
 def test_a_version_that_loses_micro_batches_is_said(version):
     heard = run_ranks(2, _accumulating, 2, 2, version)
     (warning,) = heard[0]
@@ -56,7 +56,7 @@ def test_a_version_that_loses_micro_batches_is_said(version):
 
 
 @pytest.mark.parametrize(
-    ("stage", "accumulation", "version"), [(2, 2, "0.17.4"), (2, 2, "0.18.3"), (2, 1, "0.18.2"), (1, 2, "0.18.2")]
+    ("stage", "accumulation", "version"), [(2, 2, "0.17.5"), (2, 2, "0.18.3"), (2, 1, "0.18.2"), (1, 2, "0.18.2")]
 )
 def test_and_only_such_a_version(stage, accumulation, version):
     assert run_ranks(2, _accumulating, stage, accumulation, version) == [[], []]
