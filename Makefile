@@ -4,7 +4,7 @@ PYTHON ?= python3
 # then finds it and leaves it alone. Options of pip may follow, for a CPU build or for one of a given CUDA:
 #   make setup TORCH='torch==2.13.0 --index-url <index of CPU builds>'
 TORCH ?= torch==2.13.0
-EXTRAS ?= test,lint,examples,kernels,integrations
+EXTRAS ?= test,lint,examples,kernels,integrations,plots
 PYTEST_ARGS ?=
 
 VENV := $(CURDIR)/.venv
@@ -26,7 +26,7 @@ ifeq ($(origin TORCH),command line)
 .PHONY: .venv/.stamp
 endif
 
-.PHONY: help setup test test-versions lint demo mutate gpu docs build clean
+.PHONY: help setup test test-versions lint demo mutate gpu matrix docs build clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -75,6 +75,9 @@ mutate: setup ## plant bugs in the kernels and show how many the tests catch
 
 gpu: ## measure the kernels on this machine's GPU; uses .venv where there is one
 	@PATH="$(VENV)/bin:$$PATH" python3 -m benchmarks.gpu_suite
+
+matrix: setup ## try DeepSpeed's features x ZeRO stages x precisions, and compare with docs/features.md
+	@OMP_NUM_THREADS=1 $(RUN) -m tests.multirank.matrix $(MATRIX_ARGS)
 
 docs: setup ## write docs/configuration.md from the configuration's models
 	@mkdir -p .cache docs

@@ -31,6 +31,7 @@ import ops  # noqa: E402
 
 DENSITIES = (0.001, 0.01, 0.05)
 SECONDS = 480
+CODEC_ELEMENTS = 1 << 26  # the codecs are measured at this size alone
 # Small sizes: compute-sanitizer slows kernels by orders of magnitude.
 SANITIZED = """
 import torch, ops
@@ -42,6 +43,12 @@ for n in (7, 5000, 70_001):
     ops.mstopk_(residual, n // 7, grad=grad)
     selection = ops.chunked_topk_(residual, grad, 3, 1000)
     ops.scatter_add_(residual, selection.indices, selection.values)
+    for encoding in ("int32", "elias_fano", "bitmap"):
+        encoded = ops.encode_indices(selection.indices, n, encoding)
+        ops.decode_indices(encoded, selection.indices.numel(), n, encoding)
+        ops.decode_indices(encoded.fill_(255), selection.indices.numel(), n, encoding)
+    for dtype in ("fp32", "bf16", "fp16", "int8", "int4", "int2"):
+        ops.decode_values(ops.encode_values_(residual.clone(), dtype), n, dtype)
 torch.cuda.synchronize()
 """
 
@@ -81,6 +88,23 @@ def mstopk_30_passes(residual: Tensor, grad: Tensor, k: int) -> None:
         torch.count_nonzero(residual.abs() >= threshold)
 
 
+def codecs(n: int, density: float) -> dict[str, float]:
+    """Milliseconds of encoding and decoding the payload of one selection: indices by encoding, values by dtype."""
+    k = max(1, int(n * density))
+    residual = torch.randn(n, device="cuda")
+    values, indices, *_ = ops.ef_topk_(residual, torch.zeros_like(residual), k)
+    rows: dict[str, Callable[[], object]] = {}
+    for encoding in ("int32", "elias_fano", "bitmap"):
+        encoded = ops.encode_indices(indices, n, encoding)
+        rows[f"encode {encoding}"] = partial(ops.encode_indices, indices, n, encoding, out=encoded)
+        rows[f"decode {encoding}"] = partial(ops.decode_indices, encoded.clone(), k, n, encoding)
+    for dtype in ("fp32", "bf16", "fp16", "int8", "int4", "int2"):
+        encoded = ops.encode_values_(values.clone(), dtype)
+        rows[f"encode {dtype}"] = partial(ops.encode_values_, values.clone(), dtype, out=encoded)
+        rows[f"decode {dtype}"] = partial(ops.decode_values, encoded.clone(), k, dtype)
+    return {name: milliseconds(row) for name, row in rows.items()}
+
+
 def measure(n: int, density: float, dtype: torch.dtype, bandwidth: float) -> dict[str, object]:
     k = max(1, int(n * density))
     start, grad = torch.randn(n, device="cuda"), torch.randn(n, device="cuda").to(dtype)
@@ -112,6 +136,8 @@ def benchmark(deadline: float) -> dict[str, object]:
             for dtype in (torch.float32, torch.bfloat16):
                 if 24 * n < free and time.monotonic() < deadline:
                     cases.append(measure(n, density, dtype, bandwidth))
+            if n == CODEC_ELEMENTS and time.monotonic() < deadline:
+                cases[-1]["codec_ms"] = codecs(n, density)
         torch.cuda.empty_cache()
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -147,6 +173,8 @@ def print_table(results: dict[str, object]) -> None:
         figures = "  ".join(f"{name} {ms:.3f} ({ms / case['floor_ms']:.2f})" for name, ms in case["median_ms"].items())
         bound = f"30 fused passes >= {case['fused_30_passes_ms']:.3f}"
         print(f"{case['elements'] / 1e6:8.1f}M {100 * case['density']:4g} % {case['grad'][6:]:9} {figures}  {bound}")
+        for name, ms in case.get("codec_ms", {}).items():
+            print(f"{'':22}{name:20} {ms:.3f} ms ({100 * ms / case['median_ms']['ours']:.1f} % of the selection)")
 
 
 def main() -> int:

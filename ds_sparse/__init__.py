@@ -11,9 +11,28 @@ from __future__ import annotations
 from typing import Any
 
 from ._version import __version__
-from .errors import ConfigError, InactiveError, WireError
+from .errors import (
+    CheckpointError,
+    ConfigError,
+    DriftError,
+    ExchangeError,
+    InactiveError,
+    SlowerThanDenseError,
+    WireError,
+)
 
-__all__ = ["ConfigError", "InactiveError", "WireError", "__version__", "initialize", "install"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DriftError",
+    "ExchangeError",
+    "InactiveError",
+    "SlowerThanDenseError",
+    "WireError",
+    "__version__",
+    "initialize",
+    "install",
+]
 
 
 def initialize(*args: Any, **kwargs: Any) -> Any:

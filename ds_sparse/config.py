@@ -9,40 +9,17 @@ depends on the engine (ZeRO stage, optimizer, number of nodes) is decided in `ds
 from __future__ import annotations
 
 import json
-import re
+import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt, ValidationError
 
-from .config_text import as_markdown, explain
+from .config_text import as_markdown, explain, shorten
+from .config_types import Density, Number, Pattern, Settings
 from .errors import ConfigError
 
 SECTION = "compressed_communication"
 DOCS = "docs/configuration.md"
-
-
-def _finite_number(value: float) -> float:
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError("a finite number")
-    return float(value)
-
-
-Number = Annotated[StrictInt | StrictFloat, AfterValidator(_finite_number)]
-Density = Annotated[Number, Field(gt=0.0, le=1.0)]
-
-
-def _regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"a valid regular expression ({error})") from None
-    return pattern
-
-
-class Settings(BaseModel):
-    """Base of every block: unknown keys are errors, values are never coerced, nothing changes after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class CompressorSettings(Settings):
@@ -60,7 +37,6 @@ class CompressorSettings(Settings):
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = Field(
         0, description="Seed of `randomk`, and of the random fill of `mstopk` with `samplings`."
     )
-
 
     @property
     def final_density(self) -> float:
@@ -121,6 +97,11 @@ class TopologySettings(Settings):
         description="Data-parallel ranks that form a node. Omitted: the launcher's environment and the host names "
         "tell. A number overrides them: 2 on one machine with 4 ranks makes 2 nodes of 2.",
     )
+    timeout_seconds: Annotated[Number, Field(ge=1.0, le=1e7)] | None = Field(
+        None,
+        description="How long a collective waits for other ranks before it fails, also those of ZeRO inside a node "
+        "(docs/faults.md). Omitted: as long as the default process group's.",
+    )
 
 
 class ScheduleSettings(Settings):
@@ -139,7 +120,7 @@ class ExcludeSettings(Settings):
     min_numel: Annotated[StrictInt, Field(ge=0)] = Field(
         1024, description="Parameters with fewer elements are sent dense, in the same message."
     )
-    patterns: tuple[Annotated[str, AfterValidator(_regex)], ...] = Field(
+    patterns: tuple[Pattern, ...] = Field(
         (), strict=False, description="Regular expressions; a parameter whose name one of them finds is sent dense."
     )
 
@@ -165,6 +146,17 @@ class SparseMomentumSettings(Settings):
 class MonitorSettings(Settings):
     enabled: StrictBool = Field(True, description="Write `Comm/*` scalars through DeepSpeed's monitors, if any is on.")
     interval: Annotated[StrictInt, Field(ge=1)] = Field(1, description="Optimizer steps between two writes.")
+    histogram_interval: Annotated[StrictInt, Field(ge=0)] = Field(
+        0, description="Optimizer steps between two writes of each parameter's density and threshold; 0: never."
+    )
+
+
+class WatchSettings(Settings):
+    interval: Annotated[StrictInt, Field(ge=0)] = Field(
+        1000,
+        description="Optimizer steps between two comparisons of the parameters of all nodes, by a checksum; 0 for "
+        "none. Nodes that differ stop the run (docs/faults.md).",
+    )
 
 
 class CommunicationConfig(Settings):
@@ -191,10 +183,11 @@ class CommunicationConfig(Settings):
     )
     fallback: Literal["dense", "off", "error"] = Field(
         "dense",
-        description="When dense communication would be faster by the cost model: `dense` sends dense and says "
-        "so, `off` compresses all the same, `error` refuses to start.",
+        description="When dense communication is faster, at start by the cost model and then as measured: `dense` "
+        "sends dense and says so, `off` compresses all the same, `error` stops. Only `off` is bitwise reproducible.",
     )
     monitor: MonitorSettings = Field(default_factory=MonitorSettings)
+    watch: WatchSettings = Field(default_factory=WatchSettings)
 
 
 def parse(section: Any) -> CommunicationConfig:
@@ -204,8 +197,8 @@ def parse(section: Any) -> CommunicationConfig:
         ConfigError: names the first offending key as the user wrote it, its value, what is allowed, what to do.
     """
     if not isinstance(section, dict):
-        raise ConfigError(f"'{SECTION}' is {section!r}; it must be an object of settings, see {DOCS}.")
-    _refuse_auto(section, SECTION)
+        raise ConfigError(f"'{SECTION}' is {reprlib.repr(section)}; it must be an object of settings, see {DOCS}.")
+    _refuse_everywhere(section)
     try:
         config = CommunicationConfig.model_validate(section)
     except ValidationError as error:
@@ -214,15 +207,21 @@ def parse(section: Any) -> CommunicationConfig:
     return config
 
 
-def _refuse_auto(value: Any, path: str) -> None:
-    if value == "auto":
-        raise ConfigError(
-            f"'{path}' is 'auto', which this section does not know: Hugging Face Trainer and Accelerate reject every "
-            f"'auto' that they cannot fill in themselves. Leave the key out to have its default."
-        )
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in children:
-        _refuse_auto(child, f"{path}.{key}")
+def _refuse_everywhere(section: dict[str, Any]) -> None:
+    """Refuses, at any depth, the word 'auto' and keys that are no ASCII text, which pydantic would not name."""
+    pending: list[tuple[str, Any]] = [(SECTION, section)]
+    while pending:  # no recursion: what users nest by mistake may be deeper than the stack
+        path, value = pending.pop()
+        if value == "auto":
+            raise ConfigError(
+                f"'{shorten(path)}' is 'auto', which this section does not know: Hugging Face Trainer and Accelerate "
+                f"reject every 'auto' that they cannot fill in themselves. Leave the key out to have its default."
+            )
+        for key in value if isinstance(value, dict) else ():
+            if not (isinstance(key, str) and key.isascii()):
+                raise ConfigError(f"'{shorten(path)}' has {ascii(key)}, which is not a known key. See {DOCS}.")
+        children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        pending += reversed([(f"{path}.{key}", child) for key, child in children])
 
 
 def _check_combinations(config: CommunicationConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from pydantic_core import ErrorDetails
 from .errors import did_you_mean
 
 Model = type[BaseModel]
+MAX_SHOWN = 200  # characters of a value
 
 
 def explain(error: ErrorDetails, section: Any, model: Model, name: str, docs: str) -> str:
@@ -24,7 +26,7 @@ def explain(error: ErrorDetails, section: Any, model: Model, name: str, docs: st
         docs: where the reference stands.
     """
     location = _as_written(error, model)
-    path = ".".join([name, *map(str, location)])
+    path = shorten(".".join([name, *map(str, location)]))
     if error["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
         suggestion = did_you_mean(str(location[-1]), known)
@@ -57,9 +59,15 @@ def _as_written(error: ErrorDetails, model: Any) -> list[int | str]:
 
 def _as_json(value: Any) -> str:
     try:
-        return json.dumps(value)
-    except TypeError:
-        return repr(value)
+        written = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):  # nothing that JSON can hold, or nested too deeply
+        return reprlib.repr(value)
+    return shorten(written)
+
+
+def shorten(text: str) -> str:
+    """`text`, cut where it is longer than a person would read."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _known_keys(model: Any, location: list[int | str]) -> set[str]:

@@ -17,10 +17,35 @@ class InactiveError(RuntimeError):
     """Compressed communication is switched on but did not take part in a training step."""
 
 
+class SlowerThanDenseError(RuntimeError):
+    """Compressed communication was measured to be slower than dense, and `fallback` is "error"."""
+
+
 class WireError(RuntimeError):
     """A peer's message is not what it should be: truncated, damaged, or of another step or configuration.
 
     The message names the node, the step and what was found.
+    """
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read, on some rank; no rank goes on.
+
+    The message names the checkpoint, the rank, the cause and what to do.
+    """
+
+
+class ExchangeError(RuntimeError):
+    """Other ranks did not answer: they died, or their link is cut, or they are slower than the timeout.
+
+    The message names the method, the step and the ranks waited for; the cause is what gloo or NCCL raised.
+    """
+
+
+class DriftError(RuntimeError):
+    """Parameters are not the same on all nodes any more. Raised on all ranks.
+
+    The message names the step, the first parameter that differs and the nodes.
     """
 
 

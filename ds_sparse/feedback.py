@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,14 @@ from .config import ErrorFeedbackSettings
 from .ops.reference import accumulate_
 from .payload import Form, Payload
 from .shard import ShardLayout
+
+
+class Selection(NamedTuple):
+    """Entries that were taken out of a region of the shard: int32 [k] counted from its start, and fp32 [k]."""
+
+    region: slice
+    indices: torch.Tensor
+    magnitudes: torch.Tensor
 
 
 class ErrorFeedback:
@@ -30,7 +39,10 @@ class ErrorFeedback:
             this rank owned last.
         velocity: fp32 [sparse_numel], or None without momentum.
         dense_velocity: fp32 [dense_numel], or None: ordinary momentum of the excluded entries.
+        selections: a list to which everything that is offered from here on is added; None while nobody looks.
     """
+
+    selections: list[Selection] | None = None
 
     def __init__(
         self, layout: ShardLayout, device: torch.device, settings: ErrorFeedbackSettings, *, owns: bool = False
@@ -92,6 +104,11 @@ class ErrorFeedback:
         if self._settings.enabled:
             ops.scatter_add_(self.owned[self._owned_range], indices, lost)
 
+    def disown_(self) -> None:
+        """Moves all that is owned into `residual`: an exchange that owns nothing sends it from there."""
+        self._disown(slice(0, 0), slice(0, self.residual.numel()))
+        self._owned_range = slice(0, 0)
+
     def _disown(self, keep: slice, region: slice) -> None:
         """Moves what is owned in `region`, but outside of `keep`, into the residual."""
         if self.owned is None:
@@ -135,27 +152,33 @@ class ErrorFeedback:
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
     def loaded(self) -> None:
-        """To be called when the tensors were changed from outside: they may be nonzero anywhere."""
+        """To be called when the live tensors were set from outside: they may be nonzero anywhere."""
         self._owned_range = slice(0, self.residual.numel())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Offer:
     """What this node has to send at one step; an exchange takes it, all at once or region by region.
 
     Attributes:
         vector: fp32 [numel], this node's; a region of it may be overwritten once it was taken.
         step: the same number on all ranks.
+        taken: entries so far. Regions round up, each for itself.
     """
 
     feedback: ErrorFeedback
     quota: Quota
     vector: torch.Tensor
     step: int
+    taken: int = 0
 
     @property
     def whole(self) -> slice:
         return slice(0, self.quota.numel)
 
     def take_(self, region: slice) -> Payload:
-        return self.feedback.take_(self.quota, self.vector[region], self.step, region)
+        payload = self.feedback.take_(self.quota, self.vector[region], self.step, region)
+        self.taken += payload.form.k
+        if self.feedback.selections is not None:  # a copy: encoding overwrites the values
+            self.feedback.selections.append(Selection(region, payload.indices, payload.values.abs()))
+        return payload

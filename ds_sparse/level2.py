@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from .accounting import CommStats
 from .costs import dense_bytes
-from .links import Link
+from .errors import ExchangeError
+from .links import Link, LinkError
 from .methods import METHODS, Context
 
 
@@ -36,13 +38,18 @@ class Level2:
         others: links to ranks that hold other parameters of the same model (tensor parallelism).
         clip_norm: bound on the global gradient norm; 0 for none.
         stats: the counters that the links of `context` count into.
+        step: the optimizer step under way, as the user counts them.
     """
 
-    def __init__(self, context: Context, others: Sequence[Link], clip_norm: float, stats: CommStats) -> None:
+    def __init__(
+        self, context: Context, others: Sequence[Link], clip_norm: float, stats: CommStats, step: Callable[[], int]
+    ) -> None:
         self.layout, self.device, self.stats = context.layout, context.device, stats
-        self._peers, self.clip_norm = context.peers, clip_norm
+        self._peers, self.clip_norm, self._step = context.peers, clip_norm, step
+        self._last_square_sum = torch.zeros((), device=context.device)  # of the last finite gradient on this shard
         self._links = (context.node, context.peers, *others)
         self.dense_bytes = dense_bytes(context.layout.numel, context.peers.size)
+        self._name = context.config.method
         self.method = METHODS[context.config.method](context)
         self.planned_bytes = self.method.planned_bytes()  # also finds settings that no exchange can serve
 
@@ -55,11 +62,31 @@ class Level2:
 
         Args:
             shard: fp32 [layout.numel], unscaled; unchanged when the outcome is not finite.
+
+        Raises:
+            ExchangeError: other ranks did not answer. The shard, and what is kept from step to step, are then of no
+                use: go on from a checkpoint.
         """
+        with self.naming_failures():
+            return self._exchange_(shard)
+
+    @contextmanager
+    def naming_failures(self) -> Iterator[None]:
+        """Turns the failure of a link within the block into an `ExchangeError` that says what was under way."""
+        try:
+            yield
+        except LinkError as failure:
+            raise ExchangeError(
+                f"method '{self._name}' at step {self._step()} {failure}. What to do: look for the first error "
+                f"on those nodes and at their links, then go on from the last checkpoint; see docs/faults.md."
+            ) from failure.__cause__
+
+    def _exchange_(self, shard: torch.Tensor) -> Outcome:
         started = time.perf_counter()
         finite, square_sum = self._agree(shard)
         grad_norm = None
         density = self.stats.total.density
+        fallback = self.method.fallback is not None and self.method.fallback.dense
         if finite:
             if self.method.begin_step():
                 grad_norm = self._clip_(shard, square_sum)
@@ -69,19 +96,35 @@ class Level2:
             dense_bytes=self.dense_bytes if finite else 0,
             seconds=time.perf_counter() - started,
             density=density,
+            fallback=finite and fallback,
         )
         return Outcome(finite, grad_norm)
 
     def _agree(self, shard: torch.Tensor) -> tuple[bool, float]:
         """Whether the gradient is finite on all ranks, and the sum of its squares over all ranks."""
-        square_sum = torch.dot(shard, shard)
+        square_sum = self._square_sum(shard)
         if not torch.isfinite(square_sum):  # a large finite gradient may overflow its square
             square_sum = torch.where(shard.isfinite().all(), torch.finfo(torch.float32).max / 1e6, math.nan)
-        agreed = square_sum.reshape(1)
+        agreed = square_sum.reshape(1).clone()
         for link in self._links:
             link.sum_(agreed)
         total = float(agreed)
-        return math.isfinite(total), total
+        finite = math.isfinite(total)
+        if finite:
+            self._last_square_sum = square_sum
+        return finite, total
+
+    def grad_norm(self) -> float:
+        """L2 norm, before clipping, of this shard of the node's mean gradient at the last step that was not skipped."""
+        return math.sqrt(float(self._last_square_sum))
+
+    def _square_sum(self, shard: torch.Tensor) -> torch.Tensor:
+        """Of the entries that count in norms; not finite where any entry is not (0 times infinity is not a number)."""
+        segments = self.layout.segments
+        if all(segment.counted for segment in segments):
+            return torch.dot(shard, shard)
+        pairs = zip(segments, self.layout.views(shard), strict=True)
+        return torch.stack([torch.dot(part, part) * float(segment.counted) for segment, part in pairs]).sum()
 
     def _clip_(self, shard: torch.Tensor, square_sum: float) -> float:
         """Scales the shard by the same factor on all ranks; returns the estimated norm of the mean gradient.

@@ -27,7 +27,9 @@ class Segment:
     name: str
     numel: int
     dense: bool  # excluded from compression
+    offset: int = 0  # of its first entry in the flattened parameter
     start: int = -1  # place in the shard; set by `ShardLayout`
+    counted: bool = True  # in norms; false for a copy of what another rank of the same model holds and counts
 
 
 class Exclusion:
@@ -79,11 +81,11 @@ class ShardLayout:
         return self.numel - self.sparse_numel
 
     def flatten_(self, out: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Copies `tensors` (one a segment, in the order of `segments`, any float dtype) into `out` fp32 [numel]."""
+        """Copies `tensors` into `out` fp32 [numel]: one a segment, in their order, of any float dtype and device."""
         if len(tensors) != len(self.segments):
             raise ValueError(f"got {len(tensors)} tensors for {len(self.segments)} segments")
         if tensors:
-            torch.cat([tensors[i].detach().reshape(-1).to(out.dtype) for i in self._by_start], out=out)
+            torch.cat([tensors[i].detach().reshape(-1).to(out) for i in self._by_start], out=out)
         return out
 
     def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -29,12 +30,24 @@ class NodeTopology:
         nodes: global ranks of each node, all of equal length, in the order of the data-parallel group.
         rank: this process's global rank.
         node_group, peer_group: process groups; a group may hold this rank alone.
+        keys: `node_key` of every rank.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     rank: int
     node_group: Any
     peer_group: Any
+    keys: Mapping[int, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Rank -> the words for it in messages, such as "rank 2 on node 1 (host-b)"."""
+        hosts = {rank: key.partition("#")[0] for rank, key in self.keys.items()}
+        return {
+            rank: f"rank {rank} on node {node} ({hosts[rank]})"
+            for node, ranks in enumerate(self.nodes)
+            for rank in ranks
+        }
 
     @property
     def num_nodes(self) -> int:
@@ -87,12 +100,15 @@ def split_into_nodes(
     return tuple(map(tuple, nodes.values()))
 
 
-def build_topology(data_parallel_ranks: Sequence[int], ranks_per_node: int | None = None) -> NodeTopology:
+def build_topology(
+    data_parallel_ranks: Sequence[int], ranks_per_node: int | None = None, timeout_seconds: float | None = None
+) -> NodeTopology:
     """Finds the nodes and creates the process groups. A collective over the whole world.
 
     Args:
         data_parallel_ranks: global ranks of this process's data-parallel group. With tensor or pipeline parallelism
             each group has nodes of its own, cut from it in the same way.
+        timeout_seconds: after which a collective of the groups fails; None for that of the default process group.
     """
     # 1. Everybody learns everybody's node and data-parallel group.
     mine = (node_key(), tuple(data_parallel_ranks))
@@ -100,22 +116,32 @@ def build_topology(data_parallel_ranks: Sequence[int], ranks_per_node: int | Non
     dist.all_gather_object(everyone, mine)
     keys = {rank: key for rank, (key, _) in enumerate(everyone)}
     # 2. All ranks create all groups in one order, as new_group demands.
-    rank = dist.get_rank()
+    rank, timeout = dist.get_rank(), group_timeout(timeout_seconds)
     topology = None
     for ranks in sorted({ranks for _, ranks in everyone}):
         nodes = split_into_nodes(ranks, keys, ranks_per_node)
-        groups = [_new_groups(nodes, rank), _new_groups(tuple(zip(*nodes, strict=True)), rank)]
+        node_group = _new_groups(nodes, rank, timeout)
+        peer_group = _new_groups(tuple(zip(*nodes, strict=True)), rank, timeout)
         if rank in ranks:
-            topology = NodeTopology(nodes, rank, *groups)
+            topology = NodeTopology(nodes, rank, node_group, peer_group, keys)
     assert topology is not None  # `data_parallel_ranks` holds this rank
     return topology
 
 
-def _new_groups(members: Sequence[Sequence[int]], rank: int) -> Any:
+def group_timeout(seconds: float | None) -> timedelta | None:
+    """The timeout of a new group; None for torch's own, where the default process group does not tell its."""
+    if seconds is not None:
+        return timedelta(seconds=seconds)
+    world: Any = dist.group.WORLD
+    backend = world._get_backend(world._device_types[0])  # `new_group` would take half an hour, not what the user chose
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def _new_groups(members: Sequence[Sequence[int]], rank: int, timeout: timedelta | None) -> Any:
     """Creates one group for each of `members`; returns the one that holds `rank`."""
     mine = None
     for ranks in members:
-        group = dist.new_group(list(ranks))
+        group = dist.new_group(list(ranks), timeout=timeout)
         if rank in ranks:
             mine = group
     return mine

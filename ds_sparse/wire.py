@@ -139,5 +139,12 @@ class Wire:
             return f"{start} is damaged: the checksum of its header does not fit"
         for name, got, expected in zip(_FIELD_NAMES, _FIELDS.unpack(fields), self._fields(form, step), strict=True):
             if got != expected:
-                return f"{start} has {name} {got} instead of {expected}: the nodes are out of step or differ in setup"
+                found = f"{_name(name, got)} instead of {_name(name, expected)}"
+                return f"{start} has {name} {found}: the nodes are out of step or differ in setup"
         return f"{start} is damaged: its indices do not ascend within {form.numel} entries"
+
+
+def _name(field: str, code: bytes | int) -> str:
+    """What a field of the header says, in words where there are any."""
+    words = {"value dtype": VALUE_DTYPES, "index encoding": ("none", *INDEX_ENCODINGS)}.get(field, ())
+    return words[code] if isinstance(code, int) and code < len(words) else repr(code)

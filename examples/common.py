@@ -98,6 +98,11 @@ def progress(traffic: Traffic, step: int, steps: int, loss: float, speed: str) -
     )
 
 
+def log_loss(engine: Any, loss: float) -> None:
+    """Writes the loss to DeepSpeed's monitors, of which rank 0 has some; DeepSpeed itself does not."""
+    engine.monitor.write_events([("Train/Samples/train_loss", loss, engine.global_samples)])
+
+
 def write_result(path: Path | None, result: dict[str, Any]) -> None:
     """Rank 0 writes the result; a missing folder is made."""
     if path is not None and dist.get_rank() == 0:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from common import Traffic, add_common_arguments, finish, progress, start, write_result
+from common import Traffic, add_common_arguments, finish, log_loss, progress, start, write_result
 from digits import ConvNet, Digits, accuracy, load
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -36,6 +36,7 @@ def train(engine: Any, data: Digits, args: argparse.Namespace, traffic: Traffic)
         traffic.after_step()
         if step % args.log_every == 0 or step == args.steps:
             line = progress(traffic, step, args.steps, loss.item(), "")
+            log_loss(engine, loss.item())
             if dist.get_rank() == 0:
                 print(line, flush=True)
 

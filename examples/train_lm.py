@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Traffic, across_ranks, add_common_arguments, finish, progress, start, write_result
+from common import Traffic, across_ranks, add_common_arguments, finish, log_loss, progress, start, write_result
 from lm.data import Corpus, load_corpus, train_batch, validation_batches
 from lm.model import GPT, GPTConfig
 from torch.optim import Optimizer
@@ -67,6 +67,7 @@ def train(engine: Any, corpus: Corpus, args: argparse.Namespace, traffic: Traffi
             since = (step - 1) % args.log_every + 1
             rate = since * accumulation * batch * world * args.context / (time.perf_counter() - begun)
             line = progress(traffic, step, args.steps, mean_loss, f"{rate:8,.0f} tokens/s")
+            log_loss(engine, mean_loss)
             if rank == 0:
                 print(line, flush=True)
             begun = time.perf_counter()

@@ -5,15 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, int32, uint8
 
+from . import layout
 from .checks import MAX_ELEMENTS, check_device, check_int, check_name, check_vector
-from .layout import (
-    INDEX_ENCODINGS,
-    VALUE_BITS,
-    IndexLayout,
-    index_layout,
-    padded_bytes,
-    scale_bytes,
-)
+from .layout import INDEX_ENCODINGS, VALUE_BITS, IndexLayout, index_layout
 from .tiers import tier_of
 from .types import CHUNK, Decoded, chunked_count
 
@@ -56,9 +50,9 @@ def encode_indices(
             synchronisation reports; the call does not wait for the device.
     """
     check_vector("indices", indices, (int32,))
-    layout = _layout(encoding, indices.numel(), n, k_c)
-    out = _output(out, layout.total_bytes, "indices", indices)
-    tier_of(indices).encode_indices(indices, layout, out)
+    parts = _layout(encoding, indices.numel(), n, k_c)
+    out = _output(out, parts.total_bytes, "indices", indices)
+    tier_of(indices).encode_indices(indices, parts, out)
     return out
 
 
@@ -77,9 +71,9 @@ def decode_indices(encoded: Tensor, k: int, n: int, encoding: str, *, k_c: int |
     Raises:
         TypeError, ValueError: as :func:`index_bytes`; for a wrong length of ``encoded``.
     """
-    layout = _layout(encoding, k, n, k_c)
-    _check_bytes("encoded", encoded, layout.total_bytes)
-    return tier_of(encoded).decode_indices(encoded, layout)
+    parts = _layout(encoding, k, n, k_c)
+    _check_bytes("encoded", encoded, parts.total_bytes)
+    return tier_of(encoded).decode_indices(encoded, parts)
 
 
 def value_bytes(dtype: str, k: int) -> int:
@@ -91,7 +85,7 @@ def value_bytes(dtype: str, k: int) -> int:
     """
     check_name("dtype", dtype, tuple(VALUE_BITS))
     check_int("k", k, 0, MAX_ELEMENTS)
-    return scale_bytes(dtype, k) + padded_bytes(k * VALUE_BITS[dtype])
+    return layout.value_bytes(dtype, k)
 
 
 def encode_values_(values: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:

@@ -59,3 +59,8 @@ def padded_bytes(bits: int) -> int:
 def scale_bytes(dtype: str, k: int) -> int:
     """Length of the scales, which stand before the codes."""
     return 4 * -(-k // BLOCK) if dtype in SCALED else 0
+
+
+def value_bytes(dtype: str, k: int) -> int:
+    """As :func:`ops.value_bytes`, of arguments already checked."""
+    return scale_bytes(dtype, k) + padded_bytes(k * VALUE_BITS[dtype])

@@ -14,6 +14,7 @@ from .types import MAGNITUDE_MASK, Decoded
 INVALID_INDICES = "indices must ascend strictly within 0..{last}{chunks}; the encoded bytes are unspecified"
 _INF_KEY = 0x7F800000
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALF_NAN = {"bf16": 0x7FC0, "fp16": 0x7E00}
 # What the largest code stands for, in scales.
 _TOP = {"int8": 127.0, "int4": 7.0, "int2": 1.0}
 # One step below the largest float: the scale may be rounded up, and the top code times it must not overflow.
@@ -38,6 +39,9 @@ def encode_indices(indices: Tensor, layout: IndexLayout, out: Tensor) -> None:
         sound = sound & (wide >> CHUNK_BITS == count // max(1, layout.k_c)).all()
     if not bool(sound):
         raise ValueError(invalid_indices(layout))
+    if layout.encoding == "int32":
+        out.copy_(indices.view(torch.uint8))
+        return
     fields = wide[:, None] >> torch.arange(layout.width, device=indices.device) & 1
     bits = torch.zeros(layout.bits, dtype=torch.uint8, device=indices.device)
     if layout.bits:
@@ -50,6 +54,10 @@ def encode_indices(indices: Tensor, layout: IndexLayout, out: Tensor) -> None:
 def decode_indices(encoded: Tensor, layout: IndexLayout) -> Decoded:
     """1. fields  2. positions of the set bits, which must be k  3. both together  4. check: pads, order, range."""
     k, width, count = layout.k, layout.width, torch.arange(layout.k, device=encoded.device)
+    if layout.encoding == "int32":
+        indices = encoded.view(torch.int32)
+        sound = _ascending(indices, layout.n)
+        return Decoded(torch.where(sound, indices, count.int()), (~sound).int())
     field_bits, bits = _unpack(encoded[: layout.field_bytes]), _unpack(encoded[layout.field_bytes :])
     sound = (field_bits[k * width :] == 0).all() & (bits[layout.bits :] == 0).all()
     weights = torch.arange(width, device=encoded.device)
@@ -75,7 +83,8 @@ def encode_values_(values: Tensor, dtype: str, out: Tensor) -> None:
     if dtype in _HALVES:
         largest = torch.finfo(_HALVES[dtype]).max
         rounded = torch.where(values.isinf(), values, values.clamp(-largest, largest))
-        halves = torch.where(values.isnan(), torch.nan, rounded).to(_HALVES[dtype])  # one NaN, whatever its payload
+        halves = rounded.to(_HALVES[dtype]).view(torch.int16)
+        halves[values.isnan()] = _HALF_NAN[dtype]  # conversions differ in what they make of a NaN
         _write(halves.view(torch.uint8), out)
     else:
         scales, codes = _quantize(values, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import multiprocessing
 import os
 import pickle
@@ -28,16 +29,30 @@ class RankError(AssertionError):
         super().__init__("\n".join(f"--- rank {rank}\n{text}" for rank, (_, text) in failures.items()))
 
 
-def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT_SECONDS) -> list[Any]:
+def run_ranks(
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = TIMEOUT_SECONDS,
+    group_timeout: float = TIMEOUT_SECONDS,
+    enter: Callable[[int], None] | None = None,
+) -> list[Any]:
     """`function(*args)` on each of `world` ranks with an initialised gloo group; returns the results by rank.
+
+    Args:
+        timeout: seconds for the whole run.
+        group_timeout: seconds after which a collective that waits in vain raises.
+        enter: called on each rank with its number, before it joins the group: may change its surroundings, as the
+            environment that makes all ranks one node.
 
     Raises:
         RankError: a rank raised, died, or did not finish in time.
     """
     with tempfile.TemporaryDirectory() as folder:
+        join = functools.partial(_join, world, folder, group_timeout, enter)
         pipes = [_fork.Pipe(duplex=False) for _ in range(world)]
         ranks = [
-            _fork.Process(target=_rank, args=(rank, world, folder, pipes[rank][1], function, args), daemon=True)
+            _fork.Process(target=_rank, args=(rank, join, pipes[rank][1], function, args), daemon=True)
             for rank in range(world)
         ]
         for process in ranks:
@@ -71,18 +86,9 @@ def _send(sender: Any, *answer: Any) -> None:
     sender.send_bytes(pickle.dumps(answer))
 
 
-def _rank(rank: int, world: int, folder: str, sender: Any, function: Callable[..., Any], args: Any) -> None:
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="29999",
-    )  # fmt: skip
-    os.environ.pop("CROSS_RANK", None)
-    torch.manual_seed(0)
+def _rank(rank: int, join: Callable[[int], None], sender: Any, function: Callable[..., Any], args: Any) -> None:
     try:
-        store = dist.FileStore(os.path.join(folder, "store"), world)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=TIMEOUT_SECONDS)
-        )
+        join(rank)
         result = function(*args)
         dist.barrier()
         dist.destroy_process_group()
@@ -91,3 +97,17 @@ def _rank(rank: int, world: int, folder: str, sender: Any, function: Callable[..
         _send(sender, "error", type(error).__name__, traceback.format_exc())
     finally:
         sender.close()
+
+
+def _join(world: int, folder: str, group_timeout: float, enter: Callable[[int], None] | None, rank: int) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29999",
+    )  # fmt: skip
+    os.environ.pop("CROSS_RANK", None)
+    if enter is not None:
+        enter(rank)
+    torch.manual_seed(0)
+    store = dist.FileStore(os.path.join(folder, "store"), world)
+    timeout = datetime.timedelta(seconds=group_timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)

@@ -96,8 +96,8 @@ def test_null_is_as_good_as_leaving_an_optional_key_out() -> None:
 
 def test_nothing_changes_after_parsing() -> None:
     config = parse({})
-    blocks = [config, *(block for _, block in config if isinstance(block, BaseModel))]
-    assert len(blocks) == 9
+    blocks = [config, config.exchange.link, *(block for _, block in config if isinstance(block, BaseModel))]
+    assert len(blocks) == 11
     for block in blocks:
         name = next(iter(type(block).model_fields))
         with pytest.raises(ValidationError, match="frozen"):
@@ -136,13 +136,25 @@ WRONG: list[tuple[str, Any, str]] = [  # key, value, what is allowed
     ("sparse_momentum.stability", 1, "a number in (0, 1)"),
     ("sparse_momentum.freeze_step", 0, "a whole number in [1, inf), or leave it out"),
     ("monitor.interval", 0, "a whole number in [1, inf)"),
+    ("watch.interval", -1, "a whole number in [0, inf)"),
+    ("topology.timeout_seconds", 0.5, "a number in [1, 10000000], or leave it out"),
     ("exclude.min_numel", -1, "a whole number in [0, inf)"),
     # not one of the words
     ("method", "adam", "one of 'dense', 'sparse_gradient', 'sparse_momentum'"),
     ("fallback", "on", "one of 'dense', 'off', 'error'"),
-    ("compressor.type", 3, "one of 'mstopk', 'topk', 'randomk', 'identity'"),
-    ("compressor.type", ["topk"], "one of 'mstopk', 'topk', 'randomk', 'identity'"),
-    ("exchange.value_dtype", "bf16", "one of 'fp32'"),
+    ("compressor.type", 3, "one of 'mstopk', 'topk', 'chunked_topk', 'randomk', 'identity'"),
+    ("compressor.type", ["topk"], "one of 'mstopk', 'topk', 'chunked_topk', 'randomk', 'identity'"),
+    ("exchange.type", "ring", "one of 'cheapest', 'all_gather', 'reduce_scatter', 'dense'"),
+    ("exchange.value_dtype", "fp8", "one of 'fp32', 'bf16', 'fp16', 'int8', 'int4', 'int2'"),
+    ("exchange.index_encoding", "golomb", "one of 'smallest', 'int32', 'elias_fano', 'bitmap', 'chunk12'"),
+    ("exchange.chunks", 0, "a whole number in [1, 64]"),
+    ("exchange.chunks", 65, "a whole number in [1, 64]"),
+    ("exchange.chunks", 2.0, "a whole number in [1, 64]"),
+    ("exchange.link", 10, "an object"),
+    ("exchange.link.gbit_per_second", 0, "a number in (0, inf)"),
+    ("exchange.link.gbit_per_second", float("inf"), "a finite number"),
+    ("exchange.link.latency_us", -1, "a number in [0, inf)"),
+    ("exchange.link.latency_us", "1ms", "a number in [0, inf)"),
 ]
 
 
@@ -151,6 +163,31 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key: str, value
     said = message(nested(key, value))
     assert said.startswith(f"'compressed_communication.{key}' is {json.dumps(value)}; allowed is {allowed}.")
     assert said.endswith(SEE_DOCS)
+
+
+NESTED: Any = []
+for _ in range(5000):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    "section, said",
+    [
+        ({"method": NESTED}, r"\.method' is \[\[.*; allowed is one of"),
+        ({"compressor": {"x" * 5000: 1}}, r"\.compressor\.x+\.\.\.' is not a known key"),
+        ({"compressor": {3: 1}}, r"\.compressor' has 3, which is not a known key"),
+        ({"\ud800": 1}, r"' has '\\ud800', which is not a known key"),
+        ({"compressor": {"density": "1" * 5000}}, r'\.density\' is "1{199}\.\.\.; allowed is'),
+        ({"topology": {"timeout_seconds": 10**400}}, r"' is 10{199}\.\.\.; allowed is a finite number"),
+        ({"exclude": {"patterns": ["a{99999999999999999999}"]}}, "allowed is a valid regular expression .*too large"),
+        ({"exclude": {"patterns": ["(" * 2000 + ")" * 2000]}}, "allowed is a valid regular expression .*recursion"),
+    ],
+    ids=["nested", "long key", "number key", "half a character", "long value", "long number", "repeats", "parentheses"],
+)
+def test_what_no_section_can_hold_is_refused_in_a_readable_line(section: Any, said: str) -> None:
+    refusal = message(section)
+    assert re.search(said, refusal), refusal
+    assert refusal.startswith("'compressed_communication") and len(refusal) < 800
 
 
 @pytest.mark.parametrize("section", [None, [], "auto", True, "mstopk"])
@@ -166,7 +203,10 @@ def test_a_section_that_is_no_object_is_refused(section: Any) -> None:
         ("method", "sparse-gradient", "sparse_gradient"),
         ("compressor.type", "top_k", "topk"),
         ("exchange.type", "allgather", "all_gather"),
+        ("exchange.type", "reduce-scatter", "reduce_scatter"),
         ("exchange.index_encoding", "bit_map", "bitmap"),
+        ("exchange.index_encoding", "chunk_12", "chunk12"),
+        ("compressor.type", "chunk_topk", "chunked_topk"),
     ],
 )
 def test_a_misspelt_word_brings_the_nearest_one(key: str, value: str, suggested: str) -> None:
@@ -182,6 +222,8 @@ def test_a_misspelt_word_brings_the_nearest_one(key: str, value: str, suggested:
         ("sparse_momentum.freeze_steps", "freeze_step"),
         ("schedule.dense-steps", "dense_steps"),
         ("sparse-momentum", "sparse_momentum"),
+        ("exchange.chunk", "chunks"),
+        ("exchange.link.latency", "latency_us"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_one_and_all_known_ones(key: str, suggested: str) -> None:
@@ -203,9 +245,9 @@ def test_a_key_like_no_other_is_refused_without_a_guess(key: str) -> None:
     "key, value, place, allowed",
     [
         ("schedule.densities", [0.5, 2], "schedule.densities.1' is 2;", "a number in (0, 1]"),
-        ("schedule.densities", ["0.5"], "schedule.densities.0' is \"0.5\";", "a number in (0, 1]"),
+        ("schedule.densities", ["0.5"], 'schedule.densities.0\' is "0.5";', "a number in (0, 1]"),
         ("exclude.patterns", ["a", 3], "exclude.patterns.1' is 3;", "a regular expression"),
-        ("exclude.patterns", ["("], "exclude.patterns.0' is \"(\";", "a valid regular expression"),
+        ("exclude.patterns", ["("], 'exclude.patterns.0\' is "(";', "a valid regular expression"),
     ],
 )
 def test_a_wrong_element_of_a_list_is_named_by_its_place(key: str, value: Any, place: str, allowed: str) -> None:
@@ -228,15 +270,39 @@ def test_auto_is_refused_inside_a_list(key: str) -> None:
 # ---- combinations -----------------------------------------------------------------------------------------------
 
 GRADIENT = {"method": "sparse_gradient"}
+GATHER = {"type": "all_gather"}
+CHUNKED = {"compressor": {"type": "chunked_topk"}}
 # the key named, its value; the section refused; what of it makes the section allowed
 COMBINATIONS: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     (
         "compressor.samplings", 30,
         {"compressor": {"type": "topk", "samplings": 30}}, {"compressor": {"type": "mstopk", "samplings": 30}},
     ),
-    (
-        "exchange.type", "all_gather",
-        {"compressor": {"type": "identity"}, "exchange": {"type": "all_gather"}}, {"exchange": {"type": "dense"}},
+    *(
+        (
+            "exchange.type", name, {"compressor": {"type": "identity"}, "exchange": {"type": name}},
+            {"exchange": {"type": "dense"}},
+        )
+        for name in ("all_gather", "reduce_scatter")
+    ),
+    ("exchange.index_encoding", "chunk12", {"exchange": GATHER | {"index_encoding": "chunk12"}}, CHUNKED),
+    *(
+        (
+            "exchange.index_encoding", "chunk12", CHUNKED | {"exchange": {"type": name, "index_encoding": "chunk12"}},
+            {"exchange": GATHER | {"index_encoding": "chunk12"}},
+        )
+        for name in ("cheapest", "reduce_scatter", "dense")
+    ),
+    *(
+        (
+            "exchange.value_dtype", dtype, {"exchange": {"type": "dense", "value_dtype": dtype}},
+            {"exchange": GATHER | {"value_dtype": dtype}},
+        )
+        for dtype in ("bf16", "fp16", "int8", "int4", "int2")
+    ),
+    *(
+        ("exchange.chunks", 2, {"exchange": {"type": name, "chunks": 2}}, {"exchange": GATHER | {"chunks": 2}})
+        for name in ("reduce_scatter", "dense")
     ),
     ("error_feedback.momentum", 0.9, {"error_feedback": {"momentum": 0.9}}, GRADIENT),
     (
@@ -276,6 +342,41 @@ def test_settings_that_contradict_each_other_are_refused_and_the_remedy_works(
     assert said.startswith(f"'compressed_communication.{key}' is {json.dumps(value)}; allowed is ")
     assert re.search(r"\. What to do: \w+", said) and said.endswith(SEE_DOCS)
     parse(section | remedy)
+
+
+REFUSALS = {  # what is allowed and what to do, of combinations within `exchange`
+    "identity": (
+        {"compressor": {"type": "identity"}, "exchange": {"type": "reduce_scatter"}},
+        "'dense' or 'cheapest' with compressor.type 'identity', which has no indices. What to do: leave exchange.type",
+    ),
+    "chunk12": (
+        {"exchange": {"index_encoding": "chunk12"}},
+        "with compressor.type 'chunked_topk' and exchange.type 'all_gather' only, where every 4096 entries send as "
+        "many. What to do: leave index_encoding out",
+    ),
+    "value_dtype": (
+        {"exchange": {"type": "dense", "value_dtype": "int8"}},
+        "'fp32' with exchange.type 'dense', which sends sums. What to do: leave one of the two out",
+    ),
+    "chunks": (
+        {"exchange": {"type": "reduce_scatter", "chunks": 4}},
+        "1 with exchange.type 'reduce_scatter'. What to do: set exchange.type to 'all_gather', or leave chunks out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_says_what_is_allowed_and_what_to_do(name: str) -> None:
+    section, said = REFUSALS[name]
+    assert f"; allowed is {said}" in message(section)
+
+
+@pytest.mark.parametrize("section", [{}, {"type": "cheapest"}, {"type": "cheapest", "chunks": 4}, GATHER])
+def test_identity_goes_with_every_exchange_that_may_be_dense(section: dict[str, Any]) -> None:
+    """The control of the refusals: the other settings of `exchange` are free."""
+    identity = {"compressor": {"type": "identity"}}
+    parse({"exchange": section} | (identity if section != GATHER else {}))
+    parse({"exchange": section | {"value_dtype": "int8", "link": {"gbit_per_second": 100, "latency_us": 0}}})
 
 
 # ---- the reference ----------------------------------------------------------------------------------------------

@@ -13,9 +13,11 @@ def test_a_configuration_error_is_caught_as_a_value_error() -> None:
         raise ds_sparse.ConfigError("density")
 
 
-def test_an_inactive_run_is_no_configuration_error() -> None:
-    assert issubclass(ds_sparse.InactiveError, RuntimeError)
-    assert not issubclass(ds_sparse.InactiveError, ValueError)
+@pytest.mark.parametrize("error", [ds_sparse.InactiveError, ds_sparse.WireError])
+def test_what_happens_in_a_run_is_no_configuration_error(error: type[Exception]) -> None:
+    assert issubclass(error, RuntimeError)
+    assert not issubclass(error, ValueError)
+    assert error.__name__ in ds_sparse.__all__
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,49 @@ def test_an_owner_keeps_sums_and_passes_them_on(over_steps: list[dict[Any, list[
         assert all(tensor.nonzero().max() - tensor.nonzero().min() < N // 2 for tensor in owned)
 
 
+# ---- small shards -----------------------------------------------------------------------------------------------
+
+SMALL_SETUPS = [
+    Setup("dense"),
+    Setup("all_gather", chunks=64),  # more than entries
+    Setup("reduce_scatter"),
+    Setup("all_gather", "int8", chunks=2),
+    Setup("reduce_scatter", "int2"),
+]
+
+
+def _small_shards() -> dict[Any, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """What was given, what came, and what is kept in the end; in few bits, so that only rounding on the wire rounds."""
+    results = {}
+    for setup in SMALL_SETUPS:
+        link = Link(dist.group.WORLD, "inter", CommStats())
+        for n in (1, 2, 5):
+            for k in {1, n - 1, n} - {0}:
+                exchange, layout = setup.build(link), ShardLayout([Segment("w", n, dense=False)])
+                kept = ErrorFeedback(layout, torch.device("cpu"), ErrorFeedbackSettings(), owns=exchange.owns)
+                given, came = torch.zeros(n), torch.zeros(n)
+                for step in range(3):
+                    generator = torch.Generator().manual_seed(10 * step + link.rank)
+                    vector = torch.randint(-9, 10, (n,), generator=generator).float()
+                    given += vector
+                    exchange.mean_(Offer(kept, Quota(TopK(), k / n, n), vector, step), vector)
+                    came += vector
+                results[setup, n, k] = given, came, sum(kept.state_dict().values())
+    return results
+
+
+def test_a_shard_may_be_smaller_than_the_number_of_nodes() -> None:
+    """Some own nothing, most parts are empty: equal bits everywhere, and nothing is lost."""
+    world = 4
+    ranks = run_ranks(world, _small_shards)
+    for case in ranks[0]:
+        given, came, kept = (torch.stack(tensors) for tensors in zip(*(rank[case] for rank in ranks), strict=True))
+        assert all(torch.equal(other, came[0]) for other in came)
+        exact = case[0].value_dtype == "fp32"  # quarters of whole numbers; else a few roundings of numbers below 256
+        lost = (given.sum(0) - world * came[0] - kept.sum(0)).abs()
+        assert (lost <= (0.0 if exact else 100 * 256 * 2.0**-24)).all(), case
+
+
 # ---- the cost of reduce_scatter ---------------------------------------------------------------------------------
 
 

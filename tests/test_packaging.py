@@ -10,6 +10,7 @@ import ast
 import configparser
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from pathlib import Path
 import pytest
 
 from ds_sparse._version import __version__
+from ds_sparse.ops.cpu import build
 
 ROOT = Path(__file__).resolve().parents[1]
+NO_COMPILER = {"CXX": "/nowhere/c++"}
 INSTALLED_AS = {"ds_sparse": "ds_sparse", "ops": "ds_sparse/ops"}
 MAX_FILE_LINES = 320
 MAX_FUNCTION_LINES = 45
@@ -31,14 +34,15 @@ MAX_FUNCTION_LINES = 45
 # must not import each other in a circle.
 LAYERS = (
     {"adapter"},
-    {"level2", "monitor", "planner"},
+    {"report"},
+    {"agreement", "drift", "level2", "monitor", "planner"},
     {"methods"},
     {"optim", "schedule"},
     {"exchange"},
-    {"feedback"},
+    {"fallback", "feedback"},
     {"compressors", "costs"},
     {"accounting", "data", "links", "ops", "payload", "shard", "topology", "wire"},
-    {"config", "config_text", "errors", "_version"},
+    {"config", "config_text", "config_types", "errors", "_version"},
 )
 ENTRY_POINTS = {"", "__main__", "cli", "run"}  # "" is ds_sparse/__init__.py; these may reach any room
 
@@ -87,9 +91,13 @@ def checkout(tmp_path: Path) -> Path:
     return target
 
 
-def run_python(python: str | Path, *args: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """Standard output of a Python that sees `path` before its own packages, and neither the tree nor coverage."""
+def run_python(python: str | Path, *args: str | Path, cwd: Path, path: Path | None = None, **more: str) -> str:
+    """Standard output of a Python that sees `path` before its own packages, and neither the tree nor coverage.
+
+    `more` is added to its environment.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "PYTHON"))}
+    env |= more
     if path is not None:
         env["PYTHONPATH"] = str(path)
     done = subprocess.run([str(python), *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True)
@@ -97,15 +105,21 @@ def run_python(python: str | Path, *args: str | Path, cwd: Path, path: Path | No
     return done.stdout
 
 
-def pip(*args: str | Path, cwd: Path, python: str | Path = sys.executable) -> None:
+def pip(*args: str | Path, cwd: Path, python: str | Path = sys.executable, **more: str) -> None:
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    run_python(python, "-m", "pip", "--disable-pip-version-check", *args[:1], *offline, *args[1:], cwd=cwd)
+    run_python(python, "-m", "pip", "--disable-pip-version-check", *args[:1], *offline, *args[1:], cwd=cwd, **more)
 
 
 def imported_from(python: str | Path, cwd: Path, path: Path | None = None) -> list[Path]:
     """Where ds_sparse and ds_sparse.ops are imported from."""
     code = "import ds_sparse, ds_sparse.ops; print(ds_sparse.__file__, ds_sparse.ops.__file__, sep='\\n')"
     return [Path(line) for line in run_python(python, "-c", code, cwd=cwd, path=path).splitlines()[-2:]]
+
+
+def cpu_tier_without_a_compiler(cwd: Path, path: Path) -> str:
+    """The tier that an installed package has on a machine where nothing can be compiled, and the reason for it."""
+    code = "from ds_sparse.ops import backend_info; print(*backend_info()['cpu'].values(), sep=': ')"
+    return run_python(sys.executable, "-c", code, cwd=cwd, path=path, DS_SPARSE_CACHE=str(cwd), **NO_COMPILER)
 
 
 def expected_files() -> set[str]:
@@ -122,7 +136,8 @@ def test_wheel_holds_the_packages_and_nothing_else(checkout: Path, tmp_path: Pat
         names = [name for name in archive.namelist() if not name.endswith("/")]
     info = f"ds_sparse-{__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"ds_sparse", info}
-    assert {name for name in names if not name.startswith(info)} == expected_files()
+    compiled = {name for name in names if name.endswith(".so")}
+    assert {name for name in names if not name.startswith(info)} - compiled == expected_files()
     assert "ds_sparse/py.typed" in names
     assert any(name.startswith(info) and name.endswith("/LICENSE") for name in names)
 
@@ -130,11 +145,20 @@ def test_wheel_holds_the_packages_and_nothing_else(checkout: Path, tmp_path: Pat
     expected = [site / "ds_sparse" / "__init__.py", site / "ds_sparse" / "ops" / "__init__.py"]
     assert imported_from(sys.executable, cwd=elsewhere, path=site) == expected
 
+    if build.find_compiler() is not None:
+        (library,) = compiled
+        assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+        tier = cpu_tier_without_a_compiler(elsewhere, site)
+        assert tier.startswith("native (") and tier.endswith(f"shipped as {site / library}\n")
 
-def test_install_from_the_folder(checkout: Path, tmp_path: Path) -> None:
+
+def test_install_from_the_folder_without_a_compiler(checkout: Path, tmp_path: Path) -> None:
+    """It takes a wheel without the library, which any machine could use; NumPy then serves, and says why."""
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    pip("install", "--target", site, ".", cwd=checkout)
+    pip("install", "--target", site, ".", cwd=checkout, **NO_COMPILER)
+    assert "Tag: py3-none-any\n" in (site / f"ds_sparse-{__version__}.dist-info" / "WHEEL").read_text(encoding="utf-8")
+    assert cpu_tier_without_a_compiler(elsewhere, site).startswith("numpy: no C++ compiler found")
     missing = {name for name in expected_files() if not (site / name).is_file()}
     assert not missing
     expected = [site / "ds_sparse" / "__init__.py", site / "ds_sparse" / "ops" / "__init__.py"]

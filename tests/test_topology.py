@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from ds_sparse import ConfigError
@@ -139,3 +140,21 @@ def test_all_ranks_refuse_uneven_nodes() -> None:
     with pytest.raises(RankError, match=r"#0: ranks \[0, 1\]; .*#1: ranks \[2\]") as error:
         build_on(3, [[0, 1, 2]], None, ["0", "0", "1"])
     assert error.value.types == {rank: "ConfigError" for rank in range(3)}
+
+
+def _timeouts(seconds: float | None) -> list[float]:
+    built = build_topology(range(dist.get_world_size()), 1, seconds)
+    groups: list[Any] = [built.node_group, built.peer_group]
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(7.5, 7.5), (None, 11)])
+def test_groups_wait_as_long_as_told_or_as_the_default_group_does(seconds: float | None, expected: float) -> None:
+    assert run_ranks(2, _timeouts, seconds, group_timeout=11) == [[expected] * 2] * 2
+
+
+def test_ranks_are_named_with_their_node_and_host() -> None:
+    topology = NodeTopology(((0, 2), (1, 3)), 0, None, None, {0: "a#0", 1: "b#1", 2: "a#0", 3: "b"})
+    assert topology.names == {
+        0: "rank 0 on node 0 (a)", 2: "rank 2 on node 0 (a)", 1: "rank 1 on node 1 (b)", 3: "rank 3 on node 1 (b)",
+    }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,22 +32,33 @@ class Placement:
     names: list[str]
     device: torch.device
 
+    def read(self) -> list[tuple[str, torch.Tensor]]:
+        """What this rank's optimizer steps on, as 1-d views, by name."""
+        return [
+            (name, place.param.detach().reshape(-1)[place.start : place.start + place.numel].to(self.device))
+            for name, place in self.stepped
+        ]
+
 
 class ShardAdam:
     """`methods.AdamState` over an optimizer whose tensors are not laid out like the shard.
 
     Args:
         node, peers: links to the ranks that own the other shards, and the same shard.
+        others: links to ranks that hold other parameters of the same model.
 
     Raises:
         ConfigError: the optimizer does not step on the tensors of `placement`.
     """
 
-    def __init__(self, optimizer: TwoPhaseAdam, placement: Placement, node: Link, peers: Link) -> None:
+    def __init__(
+        self, optimizer: TwoPhaseAdam, placement: Placement, node: Link, peers: Link, others: Sequence[Link]
+    ) -> None:
         self._optimizer, self._placement = optimizer, placement
-        self._node, self._peers = node, peers
+        self._node, self._peers, self._others = node, peers, others
         held = {id(param) for group in optimizer.optimizer.param_groups for param in group["params"]}
-        if not any(id(place.param) in held for _, place in placement.stepped):
+        # (Stage 3 hands its tensors over at each step and takes them back: there is nothing to see in between.)
+        if held and not any(id(place.param) in held for _, place in placement.stepped):
             raise ConfigError(
                 f"the optimizer {type(optimizer.optimizer).__name__} keeps its moments where method 'sparse_momentum' "
                 f"cannot see them. What to do: set \"torch_adam\": true in the optimizer's params, or use ZeRO stage 1."
@@ -95,7 +106,10 @@ class ShardAdam:
         norm = torch.zeros(1, dtype=torch.float64, device=self._placement.device)
         for part in self._read(self._optimizer.second_moment):
             norm += part.sum(dtype=torch.float64)
-        return float(self._everywhere(norm)) / self._peers.size
+        self._everywhere(norm)
+        for link in self._others:
+            link.sum_(norm)
+        return float(norm) / self._peers.size
 
     # Over peers too, which hold the same: what follows from the sum must be the same bits on all ranks.
     def _everywhere(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from ..accounting import CommStats
 from ..config import SECTION, CommunicationConfig, parse
+from ..drift import ReplicaWatch
 from ..errors import ConfigError, InactiveError
 from ..level2 import Level2
 from ..links import Link
 from ..methods import Context
-from ..monitor import events
 from ..ops import backend_info
 from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
@@ -23,8 +23,11 @@ from ..topology import NodeTopology, build_topology
 from . import versions
 from .adam import ShardAdam
 from .checkpoint import Checkpoints
-from .checks import check_engine, check_exclusion, check_optimizer
+from .checks import check_engine, check_exclusion, check_optimizer, traits_of
+from .failures import name_failures
 from .handle import CompressedCommunication
+from .monitors import Monitors
+from .parameters import Parameters
 from .stage0 import Stage0Route
 from .zero import ZeroRoute
 
@@ -46,17 +49,19 @@ def prepare(engine: Any) -> Preparation | None:
         ConfigError: the section is wrong, or the engine is of a kind that is not supported.
         RuntimeError: this version of DeepSpeed lacks something that is needed.
     """
-    config = _enabled_section(engine)
+    config = enabled_section(engine._config)
     if config is None:
         return None
     versions.require(engine, versions.ENGINE)
     check_engine(engine, config)
     ranks = dist.get_process_group_ranks(engine.seq_data_parallel_group)
-    return Preparation(config, build_topology(ranks, config.topology.ranks_per_node))
+    topology = build_topology(ranks, config.topology.ranks_per_node, config.topology.timeout_seconds)
+    return Preparation(config, topology)
 
 
-def _enabled_section(engine: Any) -> CommunicationConfig | None:
-    section = engine._config._param_dict.get(SECTION)
+def enabled_section(settings: Any) -> CommunicationConfig | None:
+    """The section in DeepSpeed's reading of the whole configuration; None when it is absent or switched off."""
+    section = settings._param_dict.get(SECTION)
     config = None if section is None else parse(section)
     return config if config is not None and config.enabled else None
 
@@ -64,28 +69,35 @@ def _enabled_section(engine: Any) -> CommunicationConfig | None:
 def attach(engine: Any, prepared: Preparation) -> None:
     """Puts level 2 into an engine whose ZeRO optimizer, if it has one, was built over the node's group."""
     config, topology, stats = prepared.config, prepared.topology, CommStats()
-    node, peers = Link(topology.node_group, "intra", stats), Link(topology.peer_group, "inter", stats)
+    names = topology.names
+    node, peers = Link(topology.node_group, "intra", stats, names), Link(topology.peer_group, "inter", stats, names)
     exclusion, notes = Exclusion(config.exclude), versions.notes(engine)
-    notes += check_optimizer(engine.basic_optimizer, config) + check_exclusion(engine, exclusion, config)
+    notes += check_optimizer(traits_of(engine.basic_optimizer), config) + check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0
-    route = ZeroRoute(engine, exclusion) if sharded else Stage0Route(engine, exclusion, node)
+    parameters, others = Parameters(engine, exclusion), _model_parallel_links(engine, stats)
+    notes += parameters.notes(engine.module)
+    route = ZeroRoute(engine, parameters) if sharded else Stage0Route(engine, parameters, node)
     placement = route.placement
 
     # 2. Level 2 works on it.
     def build() -> Level2:
         adam = None
         if config.method == "sparse_momentum":
-            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers)
+            adam = ShardAdam(TwoPhaseAdam(engine.basic_optimizer), placement, node, peers, others)
         context = Context(config, placement.layout, placement.device, peers, node, adam, notes)
-        return Level2(context, _model_parallel_links(engine, stats), float(engine.gradient_clipping()), stats)
+        return Level2(context, others, float(engine.gradient_clipping()), stats, lambda: engine.global_steps + 1)
 
     level2 = _on_all_ranks(build, notes)
     # 3. They are joined, watched, saved, and shown.
     route.install(level2)
-    Checkpoints(engine, topology, level2)
-    engine.compressed_communication = CompressedCommunication(config, topology, level2)
-    engine.step = _Watch(engine, notes).step
+    Checkpoints(engine, config, topology, level2, placement)
+    handle = engine.compressed_communication = CompressedCommunication(config, topology, level2)
+    replicas = ReplicaWatch(
+        placement.read, placement.names, placement.device, node, peers, others, config.watch.interval
+    )
+    engine._take_model_step = _Watch(engine, handle, Monitors(engine, handle, level2), replicas, notes).step
+    name_failures(engine, level2, node)
     if dist.get_rank() == 0:
         logger.info(banner(config, topology, level2))
     _tell(notes)
@@ -111,7 +123,7 @@ def _on_all_ranks(build: Callable[[], Level2], notes: list[str]) -> Level2:
 
 
 def _model_parallel_links(engine: Any, stats: CommStats) -> list[Link]:
-    if engine.mpu is None or engine.mpu.get_model_parallel_world_size() == 1:
+    if engine.mp_world_size == 1:
         return []
     return [Link(engine.mpu.get_model_parallel_group(), "intra", stats)]
 
@@ -144,38 +156,34 @@ def _tell(notes: list[str]) -> None:
 
 
 class _Watch:
-    """Checks after every step that level 2 took part in it, and writes the scalars."""
+    """Checks at every accumulation boundary that level 2 took part in it, writes the scalars, has replicas compared."""
 
-    def __init__(self, engine: Any, notes: list[str]) -> None:
-        self._engine, self._notes = engine, notes
-        self._handle: CompressedCommunication = engine.compressed_communication
-        self._engine_step: Callable[..., Any] = engine.step
+    def __init__(
+        self,
+        engine: Any,
+        handle: CompressedCommunication,
+        monitors: Monitors,
+        replicas: ReplicaWatch,
+        notes: list[str],
+    ) -> None:
+        self._engine, self._handle, self._notes = engine, handle, notes
+        self._monitors, self._replicas = monitors, replicas
+        self._engine_step: Callable[..., None] = engine._take_model_step
         self._seen = 0
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        engine, stats = self._engine, self._handle.stats
-        before = engine.global_steps
-        result = self._engine_step(*args, **kwargs)
-        if engine.global_steps == before:
-            return result
-        exchanged, self._seen = stats.boundaries - self._seen, stats.boundaries
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        self._monitors.before_step()
+        self._engine_step(*args, **kwargs)
+        boundaries = self._handle.stats.boundaries
+        exchanged, self._seen = boundaries - self._seen, boundaries
         if exchanged != 1:
             raise InactiveError(
-                f"'{SECTION}' is enabled, but at the accumulation boundary of step {before + 1} there were "
-                f"{exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
+                f"'{SECTION}' is enabled, but at the accumulation boundary of step {self._engine.global_steps} there "
+                f"were {exchanged} exchanges where 1 is due: {_cause(exchanged)}, or set '{SECTION}.enabled' to false."
             )
         _tell(self._notes)
-        self._write()
-        return result
-
-    def _write(self) -> None:
-        settings, engine = self._handle.config.monitor, self._engine
-        due = settings.enabled and engine.monitor.enabled and engine.global_steps % settings.interval == 0
-        if due and engine.global_rank == 0:
-            stats = self._handle.stats
-            engine.monitor.write_events(
-                events(stats.last, stats.total, self._handle.residual_norm(), engine.global_samples)
-            )
+        self._monitors.after_step()
+        self._replicas.after_step(self._engine.global_steps)
 
 
 def _cause(exchanged: int) -> str:
@@ -188,7 +196,7 @@ def _cause(exchanged: int) -> str:
 
 def require_section_off(engine: Any) -> None:
     """Refuses an engine that built no optimizer although the section is enabled: it would exchange nothing."""
-    if _enabled_section(engine) is not None:
+    if enabled_section(engine._config) is not None:
         raise ConfigError(
             f"'{SECTION}.enabled' is true, but the engine has no optimizer; allowed is an engine that trains. What "
             f"to do: give an optimizer, or set '{SECTION}.enabled' to false."

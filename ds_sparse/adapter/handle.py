@@ -51,6 +51,10 @@ class CompressedCommunication:
         feedback = self._level2.method.feedback
         return 0.0 if feedback is None else feedback.norm()
 
+    def grad_norm(self) -> float:
+        """L2 norm of this rank's shard of the node's mean gradient, before clipping, at the last step not skipped."""
+        return self._level2.grad_norm()
+
     def reset(self) -> None:
         """Forgets all that was not sent, and DGC's momentum, which is kept with it."""
         self._level2.method.reset()

@@ -15,8 +15,10 @@ from ..level2 import Level2, Outcome
 from ..links import Link
 from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
-from ..shard import Exclusion, Segment, ShardLayout
+from ..shard import Segment, ShardLayout
+from . import versions
 from .adam import Placement
+from .parameters import Parameters
 
 
 class Stage0Route:
@@ -30,10 +32,10 @@ class Stage0Route:
         node: link to the ranks of this node.
     """
 
-    def __init__(self, engine: Any, exclusion: Exclusion, node: Link) -> None:
+    def __init__(self, engine: Any, parameters: Parameters, node: Link) -> None:
         self._engine, self._node = engine, node
         named = [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad and p.numel()]
-        dense = [exclusion.covers(name, param.numel()) for name, param in named]
+        dense = [parameters.sent_dense(name, param) for name, param in named]
         self._order = sorted(range(len(named)), key=lambda i: dense[i])  # stable: False before True
         self._numel = sum(param.numel() for _, param in named)
         part = -(-self._numel // node.size)
@@ -47,7 +49,7 @@ class Stage0Route:
             name, param = named[i]
             start, stop = max(first, offset), min(last, offset + param.numel())
             if start < stop:
-                segments.append(Segment(name, stop - start, dense[i]))
+                segments.append(parameters.segment(name, param, stop - start, start - offset))
                 places.append(Place(stepped[i].param, stepped[i].start + start - offset, stop - start))
             offset += param.numel()
         self.layout = ShardLayout(segments)
@@ -79,29 +81,35 @@ class Stage0Route:
         # 1. Reduce-scatter the mean in the node.
         flat = torch.zeros(self._padded, device=self.placement.device)
         torch.cat([grad.reshape(-1).to(flat.dtype) for grad in ordered], out=flat[: self._numel])
-        part = self._node.sum_scatter(flat).div_(self._node.size)
+        scale = self._loss_scale()
+        part = self._node.sum_scatter(flat).div_(scale * self._node.size / self._engine.sequence_parallel_size)
         # 2. and 3. Level 2 on this rank's part, without the padding of the last one.
         self._outcome = self._level2.exchange_(part[: self.layout.numel])
+        self._engine.optimizer.overflow = not self._outcome.finite  # the engine counts skipped steps by it
         self._clip_elsewhere(self._outcome.grad_norm is not None)
         if not self._outcome.finite:
+            for grad in grads:  # on all ranks, so that torch's loss scale falls on all of them
+                grad.fill_(float("inf"))
             return
         # 4. All-gather in the node.
-        offset, flat = 0, self._node.gather(part).view(-1)
+        offset, flat = 0, self._node.gather(part.mul_(scale)).view(-1)
         for grad in ordered:
             grad.copy_(flat[offset : offset + grad.numel()].view_as(grad))
             offset += grad.numel()
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's step, or none of it when some rank's gradient was not finite."""
-        optimizer = self._engine.optimizer
-        optimizer.overflow = not self._outcome.finite  # the engine counts skipped steps by it
         if not self._outcome.finite:
             return None
         result = self._optimizer_step(*args, **kwargs)
         if self._outcome.grad_norm is not None:
-            optimizer._global_grad_norm = self._outcome.grad_norm
+            self._engine.optimizer._global_grad_norm = self._outcome.grad_norm
         self._clip_elsewhere(False)
         return result
+
+    def _loss_scale(self) -> float:
+        """What the gradients are multiplied by: 1, but for torch autocast in float16."""
+        return versions.autocast_scale(self._engine)
 
     def _clip_elsewhere(self, clipped: bool) -> None:
         """Switches DeepSpeed's own clipping off for this step, when level 2 has clipped, and on again after it."""

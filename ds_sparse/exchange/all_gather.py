@@ -33,10 +33,12 @@ class AllGatherExchange(SparseExchange):
         flights: deque[tuple[slice, Form, torch.Tensor | None, Flight]] = deque()
         for region in self._regions(offer.quota.numel):
             # 1. Select and encode; keep what rounding loses.
-            payload = offer.take_(region)
-            message = self._wire.encode_(payload, offer.step)
-            if not self._wire.exact:
-                offer.feedback.give_back_(payload.indices, payload.values, region)
+            with self._time("select"):
+                payload = offer.take_(region)
+            with self._time("encode"):
+                message = self._wire.encode_(payload, offer.step)
+                if not self._wire.exact:
+                    offer.feedback.give_back_(payload.indices, payload.values, region)
             # 2. Send it off.
             shared = payload.indices if payload.form.shared else None
             flights.append((region, payload.form, shared, self._peers.start_gather(message)))
@@ -50,10 +52,12 @@ class AllGatherExchange(SparseExchange):
         self, out: torch.Tensor, step: int, region: slice, form: Form, shared: torch.Tensor | None, flight: Flight
     ) -> None:
         """Sums a region in peer order, so that float rounding is the same on every peer."""
-        messages = list(flight.wait())
-        part = out[region].zero_()
-        for payload in self._wire.decode(messages, [form] * len(messages), step, shared):
-            self._add_mean_(part, payload)
+        with self._time("exchange"):
+            messages = list(flight.wait())
+        with self._time("decode"):
+            part = out[region].zero_()
+            for payload in self._wire.decode(messages, [form] * len(messages), step, shared):
+                self._add_mean_(part, payload)
 
     def _regions(self, numel: int) -> list[slice]:
         chunks = max(1, min(self._chunks, numel))
@@ -63,5 +67,6 @@ class AllGatherExchange(SparseExchange):
     def cost(self, quota: Quota, excluded: int) -> Cost:
         others = self._peers.size - 1
         forms = [quota.form(region) for region in self._regions(quota.numel)]
-        sent = others * sum(map(self._wire.message_bytes, forms)) + dense_bytes(excluded, self._peers.size)
-        return Cost(sent, others, quota.numel, self._peers.size * sum(form.k for form in forms))
+        gathered = others * sum(map(self._wire.message_bytes, forms))
+        sent, k = gathered + dense_bytes(excluded, self._peers.size), sum(form.k for form in forms)
+        return Cost(sent, others, quota.numel, self._peers.size * k, k, gathered)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Literal
 
 import torch
 
@@ -26,6 +28,10 @@ class Exchange(ABC):
 
     def __init__(self, peers: Link) -> None:
         self._peers = peers
+
+    def _time(self, part: Literal["select", "encode", "exchange", "decode"]) -> AbstractContextManager[None]:
+        """Counts the time of a block as a part of this boundary's."""
+        return self._peers.stats.time(part)
 
     @abstractmethod
     def mean_(self, offer: Offer, vector: torch.Tensor) -> None:
@@ -52,7 +58,9 @@ class SparseExchange(Exchange):
     def mean_(self, offer: Offer, vector: torch.Tensor) -> None:
         flight = self._peers.start_sum_(vector[offer.whole.stop :])
         self._mean_payloads_(offer, vector[offer.whole])
-        flight.wait().div_(self._peers.size)
+        with self._time("exchange"):
+            summed = flight.wait()
+        summed.div_(self._peers.size)
 
     @abstractmethod
     def _mean_payloads_(self, offer: Offer, out: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ..config import CommunicationConfig
 from ..costs import dense_bytes
+from ..fallback import Fallback
 from ..feedback import ErrorFeedback
 from ..links import Link
 from ..shard import ShardLayout
@@ -65,10 +66,12 @@ class Method(ABC):
 
     Attributes:
         feedback: the error-feedback state, or None for a method that loses nothing.
+        fallback: what switches the method to dense while that is faster, or None.
         exchanged: exchanges so far; steps skipped for a non-finite gradient do not count.
     """
 
     feedback: ErrorFeedback | None = None
+    fallback: Fallback | None = None
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -106,17 +109,22 @@ class Method(ABC):
             self.feedback.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The live tensors that a resumed run needs, by name."""
+        """The live tensors that a resumed run needs, by name: fp32, by name and length of one of three regions.
+
+        The whole shard [numel], its compressed region [sparse_numel] or, by the prefix `dense_`, its excluded region
+        [dense_numel]. What counts of them is their mean over nodes: a run on other nodes starts from that.
+        """
         return {} if self.feedback is None else self.feedback.state_dict()
 
     def counters(self) -> dict[str, float]:
         """The numbers that a resumed run needs, by name."""
-        return {"exchanged": self.exchanged}
+        return {"exchanged": self.exchanged} | ({} if self.fallback is None else self.fallback.counters())
 
-    def load_state(self, tensors: dict[str, torch.Tensor], counters: dict[str, float]) -> None:
-        """Takes up where `state_dict` and `counters` were read, at the same layout; without tensors, anew."""
+    def restart(self, counters: dict[str, float]) -> None:
+        """Starts anew with these counters: `state_dict` is zeros, for a resumed run to fill."""
         self.exchanged = int(counters.get("exchanged", 0))
-        for name, tensor in self.state_dict().items():
-            tensor.copy_(tensors[name]) if name in tensors else tensor.zero_()
+        self.reset()
         if self.feedback is not None:
             self.feedback.loaded()
+        if self.fallback is not None:
+            self.fallback.load_counters(counters)

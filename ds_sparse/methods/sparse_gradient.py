@@ -19,7 +19,7 @@ class SparseGradient(Method):
         super().__init__(context)
         self._stream = SparseStream(context)
         self._dense_steps = context.config.schedule.dense_steps
-        self.feedback = self._stream.feedback
+        self.feedback, self.fallback = self._stream.feedback, self._stream.fallback
 
     def begin_step(self) -> bool:
         return self.exchanged >= self._dense_steps and self._stream.compresses(self.exchanged - self._dense_steps)

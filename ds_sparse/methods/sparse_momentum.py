@@ -36,7 +36,7 @@ class SparseMomentum(Method):
         self._stream = SparseStream(context)
         self._decay = context.config.sparse_momentum.beta1
         self._frozen_at = 0
-        self.feedback = self._stream.feedback
+        self.feedback, self.fallback = self._stream.feedback, self._stream.fallback
         self.momentum: torch.Tensor | None = None
 
     def begin_step(self) -> bool:
@@ -75,14 +75,14 @@ class SparseMomentum(Method):
     def counters(self) -> dict[str, float]:
         return super().counters() | {"frozen_at": self._frozen_at} | self._freeze.counters()
 
-    def load_state(self, tensors: dict[str, torch.Tensor], counters: dict[str, float]) -> None:
-        # The optimizer has been loaded before, and knows its phase. A momentum that is not among the tensors starts
-        # at zero: the optimizer's own holds what was applied last, which must not be sent again.
+    def restart(self, counters: dict[str, float]) -> None:
+        # The optimizer has been loaded before, and knows its phase. A momentum that is not filled in stays at zero:
+        # the optimizer's own holds what was applied last, which must not be sent again.
+        super().restart(counters)
         layout, device = self._context.layout, self._context.device
         self.momentum = torch.zeros(layout.numel, device=device) if self._adam.frozen else None
         self._frozen_at = int(counters.get("frozen_at", 0))
         self._freeze.load_counters(counters)
-        super().load_state(tensors, counters)
 
 
 class FreezeRule:

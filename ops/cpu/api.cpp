@@ -1,5 +1,6 @@
 // The C interface that native.py loads.
 #include "chunked.h"
+#include "codec_indices.h"
 #include "scatter.h"
 #include "selector.h"
 
@@ -47,4 +48,22 @@ DSS_API int dss_select_chunked(dss::Step* step) {
 DSS_API int dss_scatter_add(float* out, int64_t n, const int32_t* indices, const float* values, int64_t k,
                             int threads) {
     return dss::scatter_add(out, n, indices, values, k, threads) ? 0 : 2;
+}
+
+// Returns 0, or 2 and has written nothing when the indices cannot be encoded.
+DSS_API int dss_encode_indices(const dss::IndexLayout* layout, const uint32_t* indices, uint8_t* out) {
+    return dss::encode_indices(*layout, indices, out) ? 0 : 2;
+}
+
+// Returns 1 for corrupt bytes, else 0. `indices` has room for k + kDecodeSlack.
+DSS_API int dss_decode_indices(const dss::IndexLayout* layout, const uint8_t* in, uint32_t* indices) {
+    return dss::decode_indices(*layout, in, indices);
+}
+
+DSS_API void dss_encode_values(int isa, dss::ValueType type, int64_t k, float* values, uint8_t* out) {
+    if (k > 0) dss::variants()[isa].encode_values(type, k, values, out);
+}
+
+DSS_API void dss_decode_values(int isa, dss::ValueType type, int64_t k, const uint8_t* in, float* values) {
+    if (k > 0) dss::variants()[isa].decode_values(type, k, in, values);
 }

@@ -111,12 +111,20 @@ using Positions = int64_t (*)(const float* values, int64_t m, Key from, Key to, 
 // Copies the entries with key >= from to the front of out_values and out_indices, in order, writing at most `room`.
 using Compact = int64_t (*)(const float* values, const int32_t* indices, int64_t m, Key from, float* out_values,
                             int32_t* out_indices, int64_t room);
+// Codecs of k values; encoding leaves what was lost in `values`. The order of VALUE_BITS in layout.py.
+enum ValueType : int32_t { kValueFp32, kValueBf16, kValueFp16, kValueInt8, kValueInt4, kValueInt2 };
+constexpr int kScaleBlock = 128;  // values that share a scale
+using EncodeValues = void (*)(ValueType type, int64_t k, float* values, uint8_t* out);
+using DecodeValues = void (*)(ValueType type, int64_t k, const uint8_t* in, float* values);
+
 struct Variant {
     const char* name;
     double dense_from;  // density from which appending without asking is faster
     Stream stream[kSources][kForms];
     Positions positions;
     Compact compact;
+    EncodeValues encode_values;
+    DecodeValues decode_values;
 };
 
 }  // namespace dss

@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import reference_codec
 from ..types import MAGNITUDE_MASK, Accumulation, Selection, chunked_count
+from .native_codec import ISA_NAMES, NativeCodec, declare_codec
 
 _SOURCES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-_ISA_NAMES = ("generic", "sse2", "avx2", "avx512")  # the order of the table in variants.h
 _SAMPLE_IT = MAGNITUDE_MASK + 2  # a guess above every key and above "none": the library samples one
 _EXACT_BITS = 31
 # Waking another thread costs as much as streaming some hundred thousand elements: each thread gets at least so many.
@@ -48,7 +47,7 @@ class _Step(ctypes.Structure):
 
 
 @dataclass
-class NativeTier:
+class NativeTier(NativeCodec):
     """The library and the instruction set in use. ``guess`` and ``threads`` change the speed and never the result."""
 
     library: ctypes.CDLL
@@ -59,7 +58,7 @@ class NativeTier:
     @property
     def variants(self) -> list[str]:
         """Instruction sets that this processor can run, slowest first."""
-        return [name for i, name in enumerate(_ISA_NAMES) if self.library.dss_variant(i)]
+        return [name for i, name in enumerate(ISA_NAMES) if self.library.dss_variant(i)]
 
     def topk_(self, residual: Tensor, accumulation: Accumulation | None, k: int) -> Selection:
         step, selection = self._prepare(residual, accumulation, k, k)
@@ -87,11 +86,6 @@ class NativeTier:
         if status:
             raise ValueError(f"indices must ascend strictly within 0..{out.numel() - 1}; nothing was added")
 
-    encode_indices = staticmethod(reference_codec.encode_indices)
-    decode_indices = staticmethod(reference_codec.decode_indices)
-    encode_values_ = staticmethod(reference_codec.encode_values_)
-    decode_values = staticmethod(reference_codec.decode_values)
-
     def _threads_for(self, n: int) -> int:
         if self.threads is not None:
             return self.threads
@@ -117,7 +111,7 @@ class NativeTier:
             k=k,
             decay=1.0,
             threads=self._threads_for(residual.numel()),
-            isa=_ISA_NAMES.index(self.isa),
+            isa=ISA_NAMES.index(self.isa),
             guess=_SAMPLE_IT if self.guess is None else self.guess,
         )
         if accumulation is not None:
@@ -158,6 +152,7 @@ def load(path: Path, isa: str | None = None) -> NativeTier:
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.dss_scatter_add.restype = ctypes.c_int
     library.dss_scatter_add.argtypes = [pointer, count, pointer, pointer, count, ctypes.c_int]
+    declare_codec(library)
     if library.dss_step_bytes() != ctypes.sizeof(_Step):
         raise OSError(f"{path} was built from other sources: its Step has {library.dss_step_bytes()} bytes")
     tier = NativeTier(library, "generic")

@@ -1,5 +1,5 @@
-// The streaming pass, generic over the vector type V of the including namespace. Included once per instruction set
-// (see variants.h), inside that set's namespace and under its target; hence no include guard.
+// The streaming pass, generic over the type Vec of the including namespace. Included by one stream_*.cpp per
+// instruction set, inside that set's namespace and under its target; hence no include guard.
 
 template <Source S>
 static inline Vec::F load_grad(const Step& s, int64_t i) {
@@ -7,6 +7,26 @@ static inline Vec::F load_grad(const Step& s, int64_t i) {
     if constexpr (S == kBf16) return Vec::load_bf16(static_cast<const uint16_t*>(s.grad) + i);
     if constexpr (S == kFp16) return Vec::load_fp16(static_cast<const uint16_t*>(s.grad) + i);
     return Vec::set(0.0f);
+}
+
+// What is left of stream_as below when no whole vector fits.
+template <Source S, Form M>
+static int64_t stream_tail(const Step& s, int64_t i, int64_t end, const Thresholds& thresholds, float* values,
+                           int32_t* indices, float* velocities) {
+    int64_t m = 0;
+    for (; i < end; ++i) {
+        float u = 0.0f;
+        const float a = accumulated_at(s, S, M, i, &u);
+        const bool zeroed = key_of(a) >= thresholds.zeroed;
+        s.residual[i] = zeroed ? 0.0f : a;
+        if constexpr (M == kVelocity) s.velocity[i] = zeroed ? 0.0f : u;
+        if (key_of(a) >= thresholds.candidate) {
+            if constexpr (M == kVelocity) velocities[m] = u;
+            values[m] = a;
+            indices[m++] = static_cast<int32_t>(i);
+        }
+    }
+    return m;
 }
 
 // 1. accumulate  2. compare as integers  3. store with the likely winners zeroed: a free mask on a store that is made
@@ -39,19 +59,8 @@ static int64_t stream_as(const Step& s, int64_t begin, int64_t end, const Thresh
             m += Vec::append(values + m, indices + m, a, mask, static_cast<int32_t>(i));
         }
     }
-    for (; i < end; ++i) {
-        float u = 0.0f;
-        const float a = accumulated_at(s, S, M, i, &u);
-        const bool zeroed = key_of(a) >= thresholds.zeroed;
-        s.residual[i] = zeroed ? 0.0f : a;
-        if constexpr (M == kVelocity) s.velocity[i] = zeroed ? 0.0f : u;
-        if (key_of(a) >= thresholds.candidate) {
-            if constexpr (M == kVelocity) velocities[m] = u;
-            values[m] = a;
-            indices[m++] = static_cast<int32_t>(i);
-        }
-    }
-    return m;
+    float* const velocities_left = M == kVelocity ? velocities + m : nullptr;
+    return m + stream_tail<S, M>(s, i, end, thresholds, values + m, indices + m, velocities_left);
 }
 
 template <Source S, Form M>
@@ -107,12 +116,14 @@ static constexpr void fill(Variant& v) {
     v.stream[S][kVelocity] = stream<S, kVelocity>;
 }
 
-static inline Variant variant(const char* name) {
+static inline Variant table(const char* name) {
     Variant v{};
     v.name = name;
     v.dense_from = Vec::kDenseFrom;
     v.positions = positions;
     v.compact = compact;
+    v.encode_values = encode_values;
+    v.decode_values = decode_values;
     fill<kNone>(v);
     fill<kFp32>(v);
     fill<kBf16>(v);

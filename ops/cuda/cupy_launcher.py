@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .pipeline import Argument, Module
+from .launch import Argument, Module
 
 FOLDER = Path(__file__).parent
 MINIMUM_CAPABILITY = (7, 0)  # warp-level collectives with masks and forward progress of every thread
@@ -22,7 +22,7 @@ class CudaUnavailableError(RuntimeError):
 
 
 class CupyLauncher:
-    """Launcher of :mod:`ops.cuda.pipeline`. Pointers are torch's own; nothing is copied."""
+    """Launcher of :mod:`ops.cuda.launch`. Pointers are torch's own; nothing is copied."""
 
     def __init__(self) -> None:
         self.cupy = _import_cupy()

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import reference_codec
 from ..types import Accumulation, Selection, chunked_count
+from .codec import CudaCodec
+from .launch import THREADS, Argument, Launcher, Module, address, pointer, u32
 
-THREADS, SAMPLE_THREADS, TILE, SAMPLES = 256, 512, 4096, 16384  # as in the sources
+SAMPLE_THREADS, TILE, SAMPLES = 512, 4096, 16384  # as in the sources
 STATE_BYTES = 4 * (8 + 2048)  # struct State of device.cuh
 ABOVE_ALL = 0x80000000
 LEVEL_BITS = 11  # a counting pass has 2048 bins
@@ -28,20 +28,6 @@ EXACT_BITS = 31
 BLOCKS_PER_PROCESSOR = 4  # for grid-stride kernels
 MAX_ELEMENTS = (1 << 31) - TILE
 _GRADS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-
-Argument = np.generic  # numpy scalars, so that each has the size of the kernel's parameter
-
-
-class Module(NamedTuple):
-    """A set of kernels compiled together: sources in order, and what GRAD and VELOCITY stand for in them."""
-
-    sources: tuple[str, ...]
-    grad: int = 0
-    velocity: int = 0
-
-    @property
-    def defines(self) -> tuple[str, ...]:
-        return (f"-DGRAD={self.grad}", f"-DVELOCITY={self.velocity}")
 
 
 SELECT = Module(("device.cuh", "select.cu", "scatter.cu"))
@@ -52,18 +38,8 @@ def accumulating(grad_dtype: torch.dtype, velocity: bool) -> Module:
     return Module(sources, _GRADS[grad_dtype], int(velocity))
 
 
-class Launcher(Protocol):
-    """Runs one kernel on the device of the tensors, ordered after what was launched before."""
-
-    def processors(self, device: torch.device) -> int: ...
-
-    def launch(
-        self, module: Module, kernel: str, grid: int, block: int, arguments: Sequence[Argument], device: torch.device
-    ) -> None: ...
-
-
 @dataclass
-class CudaTier:
+class CudaTier(CudaCodec):
     """The calls of :class:`ops.types.Tier` over a launcher. ``guess`` changes the time and never the result."""
 
     launcher: Launcher
@@ -97,23 +73,18 @@ class CudaTier:
             return call.selection
         values, indices, threshold, looked_at = call.selection
         smallest = threshold.view(torch.int32).fill_(ABOVE_ALL - 1)
-        arguments = [*call.accumulate, _u32(k_c), _u32(chunk)]
-        arguments += [_pointer(values), _pointer(indices), _pointer(smallest)]
+        arguments = [*call.accumulate, u32(k_c), u32(chunk)]
+        arguments += [pointer(values), pointer(indices), pointer(smallest)]
         call.launch(call.module, "chunked", -(-n // chunk), THREADS, arguments)
         looked_at.fill_(n)
         return call.selection
-
-    encode_indices = staticmethod(reference_codec.encode_indices)
-    decode_indices = staticmethod(reference_codec.decode_indices)
-    encode_values_ = staticmethod(reference_codec.encode_values_)
-    decode_values = staticmethod(reference_codec.decode_values)
 
     def scatter_add_(self, out: Tensor, indices: Tensor, values: Tensor) -> None:
         k = indices.numel()
         if k:
             grid = min(-(-k // THREADS), BLOCKS_PER_PROCESSOR * 8 * self.launcher.processors(out.device))
-            arguments: list[Argument] = [_pointer(out), _u32(out.numel())]
-            arguments += [_pointer(indices), _pointer(values), _u32(k)]
+            arguments: list[Argument] = [pointer(out), u32(out.numel())]
+            arguments += [pointer(indices), pointer(values), u32(k)]
             self.launcher.launch(SELECT, "scatter_add", grid, THREADS, arguments, out.device)
 
 
@@ -142,18 +113,18 @@ class _Call:
         self.workspace = torch.zeros(STATE_BYTES // 8 + 2 * tiles, dtype=torch.int64, device=self.device)
         self.candidates = torch.empty((3 if velocity is not None else 2) * capacity, device=self.device)
         base, work = self.candidates.data_ptr(), self.workspace.data_ptr()
-        self.state = _address(work)
-        self.stream_tiles, self.emit_tiles = _address(work + STATE_BYTES), _address(work + STATE_BYTES + 8 * tiles)
-        buffers = [_address(base + 4 * capacity * i) for i in range(2)]
-        buffers.append(_address(base + 8 * capacity if velocity is not None else 0))
+        self.state = address(work)
+        self.stream_tiles, self.emit_tiles = address(work + STATE_BYTES), address(work + STATE_BYTES + 8 * tiles)
+        buffers = [address(base + 4 * capacity * i) for i in range(2)]
+        buffers.append(address(base + 8 * capacity if velocity is not None else 0))
         self.buffers = buffers
-        pointers = [_pointer(residual), _pointer(accumulation.grad) if accumulation else _address(0)]
-        pointers.append(_pointer(velocity) if velocity is not None else _address(0))
+        pointers = [pointer(residual), pointer(accumulation.grad) if accumulation else address(0)]
+        pointers.append(pointer(velocity) if velocity is not None else address(0))
         aligned = all(int(p) % 16 == 0 for p in pointers)
         decay = accumulation.decay if accumulation else 1.0
         momentum = (accumulation.momentum or 0.0) if accumulation else 0.0
         self.accumulate: list[Argument] = [*pointers, np.float32(decay), np.float32(momentum)]
-        self.accumulate += [_u32(self.n), _u32(aligned)]
+        self.accumulate += [u32(self.n), u32(aligned)]
         self.residual, self.velocity = pointers[0], pointers[2]
 
     def launch(self, module: Module, kernel: str, grid: int, block: int, arguments: Sequence[Argument]) -> None:
@@ -167,37 +138,25 @@ class _Call:
         if guess is None and self.n > 2 * SAMPLES:
             share = SAMPLES * self.k / self.n
             rank = min(SAMPLES, int(share + 3 * share**0.5 + 1))
-            self.launch(self.module, "sample", 1, SAMPLE_THREADS, [*self.accumulate, self.state, _u32(rank)])
+            self.launch(self.module, "sample", 1, SAMPLE_THREADS, [*self.accumulate, self.state, u32(rank)])
         elif guess:
             self.workspace[:1].fill_(guess)  # the state's first word; a short vector's guess is 0: all are candidates
-        arguments = [*self.accumulate, self.state, self.stream_tiles, *self.buffers, _u32(self.capacity)]
+        arguments = [*self.accumulate, self.state, self.stream_tiles, *self.buffers, u32(self.capacity)]
         self.launch(self.module, "stream", -(-self.n // TILE), THREADS, arguments)
 
     def select(self, bits: int, seed: int | None) -> Selection:
         """Settle the leading bits of the k-th key, LEVEL_BITS a pass, and emit; ``seed`` None takes ties in order."""
         common: list[Argument] = [self.residual, self.velocity, *self.buffers]
-        common += [_u32(self.n), _u32(self.k), _u32(self.capacity), _u32(bits)]
+        common += [u32(self.n), u32(self.k), u32(self.capacity), u32(bits)]
         if self.has_grad:
             self.launch(SELECT, "put_back", self.grid, THREADS, [*common, self.state])
         settled = 0
         while settled < bits:
             width = min(LEVEL_BITS if settled == 0 else LEVEL_BITS - 1, bits - settled)
             settled += width
-            level: list[Argument] = [*common, self.state, _u32(EXACT_BITS - settled), _u32(width)]
+            level: list[Argument] = [*common, self.state, u32(EXACT_BITS - settled), u32(width)]
             self.launch(SELECT, "count_level", self.grid, THREADS, level)
-        values, indices, threshold, looked_at = (_pointer(t) for t in self.selection)
-        how: list[Argument] = [self.state, self.emit_tiles, np.uint64(seed or 0), _u32(seed is None)]
+        values, indices, threshold, looked_at = (pointer(t) for t in self.selection)
+        how: list[Argument] = [self.state, self.emit_tiles, np.uint64(seed or 0), u32(seed is None)]
         self.launch(SELECT, "emit", self.grid, THREADS, [*common, *how, values, indices, threshold, looked_at])
         return self.selection
-
-
-def _pointer(tensor: Tensor) -> np.uint64:
-    return np.uint64(tensor.data_ptr())
-
-
-def _address(value: int) -> np.uint64:
-    return np.uint64(value)
-
-
-def _u32(value: int) -> np.uint32:
-    return np.uint32(value)

@@ -16,6 +16,10 @@ SECTIONS = {
     "dense": ({"method": "dense"}, "AdamW"),
     "gradient": ({"method": "sparse_gradient", "error_feedback": {"momentum": 0.9}}, "SGD0"),
     "momentum": ({"method": "sparse_momentum", "sparse_momentum": {"freeze_step": 2}}, "AdamW"),
+    "scatter": (
+        {"method": "sparse_gradient", "fallback": "off", "exchange": {"type": "reduce_scatter", "value_dtype": "int8"}},
+        "SGD",
+    ),
 }
 PRECISIONS = [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (1, "fp16"), (2, "fp32"), (2, "bf16"), (2, "fp16")]
 
@@ -61,9 +65,13 @@ def _without_the_bad_step(name: str, stage: int, dtype: str) -> Any:
     return train(engine, BAD_STEP) + train(engine, 3, start=BAD_STEP + 1)
 
 
-@pytest.mark.parametrize(("stage", "dtype"), PRECISIONS)
+CASES = [(name, *precision) for name in SECTIONS if name != "scatter" for precision in PRECISIONS]
+CASES += [("scatter", 0, "fp32"), ("scatter", 2, "fp16")]  # its state is kept where the others' is
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.core if name == "gradient" else ()) for name in SECTIONS]
+    ("name", "stage", "dtype"),
+    [pytest.param(*case, marks=pytest.mark.core if case[0] == "gradient" else ()) for case in CASES],
 )
 def test_skipped_everywhere_with_no_change_of_state(name, stage, dtype):
     poison = float("nan") if stage == 1 else float("inf")

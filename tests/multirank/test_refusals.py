@@ -42,15 +42,9 @@ CASES = {
         build_config(section=MOMENTUM | {"topology": {"ranks_per_node": 3}}),
         "topology.ranks_per_node' is 3", "a divisor of the 2 data-parallel ranks",
     ),
-    "ZeRO-3": (build_config(stage=3, section=MOMENTUM), "'zero_optimization.stage' is 3", "use stage 1 or 2"),
-    "offload": (
-        build_config(section=MOMENTUM, zero_optimization={"offload_optimizer": {"device": "cpu"}},
-                     zero_force_ds_cpu_optimizer=False),
-        "'zero_optimization.offload_optimizer' is on", "remove it",
-    ),
     "sharded at stage 0": (
         build_config(stage=0, section=MOMENTUM | {"sharded_update": True}),
-        "sharded_update' is true, ZeRO stage is 0", "stage 1 or 2",
+        "sharded_update' is true, ZeRO stage is 0", "stage 1, 2 or 3",
     ),
     "unsharded at stage 1": (
         build_config(stage=1, section=MOMENTUM | {"sharded_update": False}),
@@ -72,21 +66,22 @@ CASES = {
     "everything excluded": (
         build_config(section={"exclude": {"min_numel": 10**6}}), "covers all 6 trained parameters", "has 957 elements",
     ),
-    "bf16 accumulated in fp32 at stage 1": (
-        build_config(dtype="bf16", section=MOMENTUM, data_types={"grad_accum_dtype": "fp32"}),
-        "'data_types.grad_accum_dtype' is fp32", "use stage 2",
+    "fp16 autocast with clipping": (
+        build_config(section=MOMENTUM, clipping=1.0, torch_autocast={"enabled": True, "dtype": "float16"}),
+        "'gradient_clipping' is 1.0 with 'torch_autocast.dtype' float16", "bfloat16",
     ),
     "elastic checkpoints": (
         build_config(section=MOMENTUM, zero_optimization={"elastic_checkpoint": True}),
         "'zero_optimization.elastic_checkpoint' is true", "remove it",
     ),
-    "fp16 autocast": (
-        build_config(section=MOMENTUM, torch_autocast={"enabled": True, "dtype": "float16"}),
-        "'torch_autocast.dtype' is float16", "bfloat16",
+    "another writer of checkpoints": (
+        build_config(section=MOMENTUM, checkpoint={"writer": {"type": "python"}}),
+        "'checkpoint.writer' is set", "remove it",
     ),
     "larger than dense": (
         build_config(optimizer="SGD", section=GRADIENT | {
-            "compressor": {"density": 1.0}, "fallback": "error", "topology": {"ranks_per_node": 1}}),
+            "compressor": {"density": 1.0}, "fallback": "error", "topology": {"ranks_per_node": 1},
+            "exchange": {"link": {"latency_us": 0.0}}}),
         "'compressed_communication.fallback' is 'error'", "lower compressor.density",
     ),
 }  # fmt: skip
@@ -95,8 +90,9 @@ CASES = {
 @pytest.mark.core
 @pytest.mark.parametrize("case", CASES)
 def test_refused_with_key_value_and_remedy(case):
-    if case == "fp16 autocast" and not hasattr(DeepSpeedEngine, "torch_autocast_enabled"):
-        pytest.skip("this version of DeepSpeed does not know torch_autocast")
+    newer = case in ("fp16 autocast with clipping", "another writer of checkpoints")
+    if newer and not hasattr(DeepSpeedEngine, "torch_autocast_enabled"):
+        pytest.skip("this version of DeepSpeed does not know the setting")
     config, setting, remedy = CASES[case]
     message = refusal(2, config)
     assert setting in message
@@ -121,19 +117,26 @@ def test_fp16_at_stage_0_is_refused_with_the_reason():
         run_ranks(2, _fp16_at_stage_0)
 
 
-def _pipeline() -> None:
+def _pipeline(more: dict[str, Any]) -> None:
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
     deepspeed.init_distributed("gloo")
     model = PipelineModule(layers=list(build_model()), num_stages=1, loss_fn=torch.nn.functional.mse_loss)
-    build_engine(build_config(stage=0, section=MOMENTUM), model=model)
+    build_engine(build_config(dtype="bf16", section=MOMENTUM, **more), model=model)
 
 
 @pytest.mark.core
-def test_pipeline_engine_is_refused():
-    with pytest.raises(RankError, match="the model is a PipelineModule"):
-        run_ranks(2, _pipeline)
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"stage": 0}, "PipelineModule in bf16 at ZeRO stage 0; .* What to do: set 'zero_optimization.stage' to 1"),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, "PipelineModule and 'data_types.grad_accum_dtype' is not its"),
+    ],
+)
+def test_pipelines_that_accumulate_elsewhere_are_refused(more, message):
+    with pytest.raises(RankError, match=message):
+        run_ranks(2, _pipeline, more)
 
 
 def _without_optimizer() -> None:

@@ -11,9 +11,13 @@ from typing import Any
 
 import deepspeed
 import pytest
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from ds_sparse.adapter import versions
+from ds_sparse.adapter.checks import check_settings
+from ds_sparse.config import CommunicationConfig
+from ds_sparse.errors import ConfigError
 from tests.engines import build_config, build_engine, train
 from tests.ranks import RankError, run_ranks
 
@@ -77,12 +81,35 @@ def test_bf16_at_stage_0_is_refused_where_deepspeed_scales_it():
     assert caught.value.types == {0: "ConfigError", 1: "ConfigError"}
 
 
+NEW = {
+    "'zero_optimization.stage' is 3": {"stage": 3},
+    "'zero_optimization.offload_optimizer' is on": {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+    "'torch_autocast.enabled' is true at ZeRO stage 0": {"stage": 0, "torch_autocast": {"enabled": True}},
+    "'torch_autocast.dtype' is float16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+    "'data_types.grad_accum_dtype' is fp32": {"dtype": "bf16", "data_types": {"grad_accum_dtype": "fp32"}},
+}
+
+
+@pytest.mark.parametrize("setting", NEW)
+def test_what_was_tested_on_the_newest_version_alone_is_refused_on_older_ones(setting, monkeypatch):
+    if "autocast" in setting and not hasattr(DeepSpeedEngine, "torch_autocast_enabled"):
+        pytest.skip("this version of DeepSpeed does not know torch_autocast")
+    monkeypatch.setattr(deepspeed, "__version__", "0.19.7")
+    settings = DeepSpeedConfig(build_config(**NEW[setting]))
+    (found,) = versions.untested_settings(settings)
+    assert found.startswith(setting)
+    with pytest.raises(ConfigError, match=r" on DeepSpeed 0.19.7; .* is that on .* What to do: use that version"):
+        check_settings(settings, CommunicationConfig())
+    monkeypatch.setattr(deepspeed, "__version__", versions.NEWEST)
+    assert versions.untested_settings(settings) == []
+
+
 def _without(name: str) -> None:
     delattr(DeepSpeedEngine, name)
     build_engine(build_config(section=SECTION))
 
 
-@pytest.mark.parametrize("name", ["zero_elastic_checkpoint", "_configure_optimizer"])
+@pytest.mark.parametrize("name", ["use_node_local_storage", "_configure_optimizer"])
 def test_a_missing_name_is_an_error_that_names_it_and_the_version(name):
     with pytest.raises(RankError) as caught:
         run_ranks(2, _without, name)
@@ -110,10 +137,10 @@ def _read_from(*owners: str) -> set[str]:
 
 def test_every_name_that_the_adapter_reads_is_looked_for():
     ours = {"compressed_communication", "__dict__"}
-    optional = {"zenflow", "torch_autocast_enabled", "torch_autocast_dtype"}  # asked for in versions.py, with care
-    replaced = {"_reduce_non_expert_gradients"}
+    optional = {"checkpoint_mp_rank"}  # asked for in versions.py, with care
+    replaced = {"_get_all_zero_checkpoint_state_dicts", "_reduce_non_expert_gradients"}
     assert (_read_from("engine") | replaced) - ours - optional == set(versions.ENGINE)
-    assert _read_from("zero") <= set(versions.ZERO)
+    assert _read_from("zero") <= {*versions.ZERO, *versions.ZERO_3, *versions.OFFLOADED}
 
 
 def test_the_range_is_that_of_the_package():

@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 
 from ops.cuda.pipeline import CudaTier
+from ops.layout import VALUE_BITS, index_layout
 
 from .battery import Case, assert_like_reference, chunked, mstopk, topk
-from .shim_launcher import ShimLauncher, cuda_source
+from .codec_battery import assert_indices_like_reference, assert_values_like_reference, layouts
+from .shim_launcher import ShimError, ShimLauncher, cuda_source
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 90
@@ -89,11 +91,76 @@ BUGS = [
     Bug("accumulate: fused decay", "accumulate.cuh", "s.decay == 1.0f ? *a : __fmul_rn(s.decay, *a)", "*a"),
     Bug("accumulate: tail reads past the end", "accumulate.cuh", "first + 3 < s.n) {\n        float4 r",
         "first < s.n) {\n        float4 r", False),  # reads what is then ignored: the sanitizers' business
+    Bug("fields: cut at the end of a word", "indices.cu", "shift < 0 ? field >> -shift", "shift < 0 ? 0"),
+    Bug("fields: the mask is one bit", "indices.cu", "(u32)((1ull << width) - 1ull)", "(u32)(1ull << width)"),
+    Bug("fields: across two words", "indices.cu", "if (shift + width > 32) both", "if (shift + width > 33) both"),
+    Bug("encode: chunks are not checked", "indices.cu", "if (s.k_c) sound = sound &&", "if (false) sound = sound &&"),
+    Bug("encode: the order is not checked", "indices.cu", "index < s.n && (i == 0 || indices[i - 1] < index)",
+        "index < s.n"),
+    Bug("bits: stored, not joined", "indices.cu", "atomicOr(&out[word], set)", "out[word] = set"),
+    Bug("bits: joined with another word's", "indices.cu", "lane >= by && other_word == word", "lane >= by"),
+    Bug("bits: the last lane does not store", "indices.cu", "lane == WARP - 1 || next != word", "next != word"),
+    Bug("read: unused bits are not reported", "indices.cu", "*corrupt = 1;\n        word &=", "word &="),
+    Bug("read: unused bits are kept", "indices.cu", "word &= (1u << s.bits % 32) - 1u;", "",
+        False),  # reported as corrupt all the same, and beyond k nothing is written
+    Bug("read: the count is not compared", "indices.cu", "before + own != s.k", "false"),
+    Bug("read: the count of another tile", "indices.cu", "tile == gridDim.x - 1 && before", "tile == 0 && before"),
+    Bug("read: the fields' pad is not looked at", "indices.cu", "if (tile == 0 && !field_pad_is_zero(s, fields))",
+        "if (false)"),
+    Bug("read: no barrier after the ticket", "indices.cu",
+        "    __syncthreads();\n    u32 tile = shared_tile, at", "    u32 tile = shared_tile, at"),
+    Bug("read: no barrier between the warps' sums", "indices.cu",
+        "sums[warp] = up_to;\n    __syncthreads();", "sums[warp] = up_to;"),
+    Bug("read: no barrier before the list is read", "indices.cu",
+        "    __syncthreads();\n    for (u32 j = t; j < own", "    for (u32 j = t; j < own"),
+    Bug("read: the number is not subtracted", "indices.cu", "(bit - i * s.step)", "bit"),
+    Bug("check: twice the same passes", "indices.cu", "i > 0 && indices[i - 1] >= indices[i]",
+        "i > 0 && indices[i - 1] > indices[i]"),
+    Bug("check: n is not looked at", "indices.cu", "indices[i] >= n || ", ""),
+    Bug("replace: corrupt indices stay", "indices.cu", "if (i < k && *corrupt)", "if (false)"),
+    Bug("halves: ties away from even", "values.cu", "0x7fffu + (magnitude >> 16 & 1u)", "0x8000u"),
+    Bug("halves: too large becomes infinite", "values.cu", "rounded < inf ? rounded : inf - 1", "rounded"),
+    Bug("halves: subnormals as if normal", "values.cu", "magnitude < 0x38800000u", "magnitude < 0x33000000u"),
+    Bug("halves: NaN keeps its sign", "values.cu", "return nan;", "return nan | (bits >> 16 & 0x8000u);"),
+    Bug("scale: half the warp looked at", "values.cu", "u32 by = WARP / 2; by;", "u32 by = WARP / 4; by;"),
+    Bug("scale: may overflow", "values.cu", "absmax < LARGEST_ABSMAX ? absmax : LARGEST_ABSMAX", "absmax"),
+    Bug("scale: denormal", "values.cu", "scale < __uint_as_float(SMALLEST_SCALE) ? 0.0f : scale", "scale"),
+    Bug("scale: Inf is a size", "values.cu", "if (absmax >= 0x7f800000u) return", "if (absmax > 0x7f800000u) return"),
+    Bug("codes: of a block without scale", "values.cu", "if (!(scale > 0.0f)) return 0;", ""),
+    Bug("codes: no pad", "values.cu", "if (at >= ((u64)k * width + 31) / 32 * 4) return;", "if (first >= k) return;"),
+    Bug("codes: two bits a byte", "values.cu", "u64 at = first * width / 8;", "u64 at = first / 4;"),
+    Bug("lost: twice what was sent", "values.cu", "__fsub_rn(x[c], level(code, width, scale))",
+        "__fsub_rn(x[c], 2.0f * level(code, width, scale))"),
 ]  # fmt: skip
 
 
-def battery(launcher: ShimLauncher) -> None:
-    """Raises when the kernels are wrong: the shortest set of cases that takes every path."""
+CODEC_FILES = ("indices.cu", "values.cu")
+
+
+def codec_battery(launcher: ShimLauncher) -> None:
+    """Raises when the codecs are wrong."""
+    for seed in range(2):
+        launcher.seed, launcher.resident = seed, 1 + 39 * seed
+        for layout in layouts():
+            assert_indices_like_reference(CudaTier(launcher), layout, torch.Generator().manual_seed(seed))
+        for dtype in VALUE_BITS:
+            for name in ("gaussian", "non_finite", "denormals", "extremes", "halfway", "nans"):
+                for k in (1, 129, 999):
+                    assert_values_like_reference(CudaTier(launcher), name, k, dtype)
+    for layout, wrong in (
+        (index_layout("int32", 2, 9), [3, 3]),
+        (index_layout("chunk12", 4, 8192, 2), [1, 2, 3, 4097]),
+    ):
+        try:
+            indices, out = torch.tensor(wrong, dtype=torch.int32), torch.empty(8, dtype=torch.uint8)
+            CudaTier(launcher).encode_indices(indices, layout, out)
+        except ShimError:
+            continue
+        raise AssertionError(f"{wrong} were encoded as {layout}")
+
+
+def selection_battery(launcher: ShimLauncher) -> None:
+    """Raises when the selections are wrong: the shortest set of cases that takes every path."""
     for seed in range(2):
         launcher.seed, launcher.resident = seed, 1 + 39 * seed  # 40: a look-back reaches beyond one warp's window
         sampled, bad = CudaTier(launcher), CudaTier(launcher, guess=0x3F000000, capacity=999)
@@ -132,6 +199,7 @@ def try_out(bug: Bug) -> str | None:
             text = text.replace(bug.old, bug.new)
         return text
 
+    battery = codec_battery if bug.file in CODEC_FILES else selection_battery
     try:
         battery(ShimLauncher(source=source, flags=("-DSHIM_STACK_BYTES=32768", "-w")))
     except AssertionError as error:
@@ -158,7 +226,8 @@ def main() -> int:
         print(try_out(next(bug for bug in BUGS if bug.name == sys.argv[2])) or "")
         return 0
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    battery(ShimLauncher())  # the control: without a bug nothing is reported
+    for battery in (selection_battery, codec_battery):
+        battery(ShimLauncher())  # the control: without a bug nothing is reported
     bugs = [bug for bug in BUGS if wanted in bug.name]
     found = missed = 0
     for bug in bugs:

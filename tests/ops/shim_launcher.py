@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ops.cuda.pipeline import Argument, Module
+from ops.cuda.launch import Argument, Module
 
 SHIM = Path(__file__).parent / "shim"
 CUDA = Path(__file__).parents[2] / "ops" / "cuda"
@@ -41,7 +41,7 @@ def cuda_source(name: str) -> str:
 
 @dataclass
 class ShimLauncher:
-    """Launcher of :mod:`ops.cuda.pipeline`. ``seed`` and ``resident`` (blocks at a time) choose the schedule."""
+    """Launcher of :mod:`ops.cuda.launch`. ``seed`` and ``resident`` (blocks at a time) choose the schedule."""
 
     seed: int = 0
     resident: int = 3

@@ -16,6 +16,7 @@ def vectors(n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 r, g = vectors()
+i, b = torch.arange(2, dtype=torch.int32), torch.zeros(12, dtype=torch.uint8)
 MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "k above n": (lambda: ops.ef_topk_(r, g, 9), ValueError, r"k must be in 0\.\.8 \(residual.numel\(\)\), got 9"),
     "negative k": (lambda: ops.ef_topk_(r, g, -1), ValueError, "got -1"),
@@ -41,6 +42,26 @@ MISUSES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "k_c above chunk": (lambda: ops.chunked_topk_(r, g, 5, 4), ValueError, r"k_c must be in 0\.\.4 \(chunk\), got 5"),
     "int64 indices": (lambda: ops.scatter_add_(r, torch.zeros(1).long(), g[:1]), TypeError, "indices must have dtype"),
     "more values": (lambda: ops.scatter_add_(r, torch.zeros(1).int(), g[:2]), ValueError, r"values .* \(1\), got 2"),
+    "unknown encoding": (lambda: ops.index_bytes("rle", 1, 8), ValueError, "one of int32, .*, chunk12, got 'rle'"),
+    "unknown value dtype": (lambda: ops.value_bytes("fp8", 1), ValueError, "dtype must be one of fp32, .*, got 'fp8'"),
+    "more indices than n": (lambda: ops.encode_indices(i, 1, "int32"), ValueError, r"k must be in 0\.\.1 \(n\), got 2"),
+    "n of 2^31": (lambda: ops.index_bytes("int32", 1, 1 << 31), ValueError, "n must be in 0..2147483647, got 2147"),
+    "chunk12 without k_c": (lambda: ops.encode_indices(i, 8, "chunk12"), ValueError, "'chunk12' needs k_c"),
+    "chunk12 of another k": (lambda: ops.index_bytes("chunk12", 3, 8, 2), ValueError, "exactly 2 .* k_c=2, got k=3"),
+    "short out": (
+        lambda: ops.encode_indices(i, 8, "int32", out=b),
+        ValueError,
+        "out must have exactly 8 bytes .* got 12",
+    ),
+    "odd out": (lambda: ops.encode_values_(g[:2], "fp32", out=b[1:9]), ValueError, "out must start at a multiple of 4"),
+    "out of fp32": (lambda: ops.encode_values_(g, "fp32", out=g), TypeError, "out must have dtype torch.uint8, got"),
+    "long message": (
+        lambda: ops.decode_values(b, 2, "fp32"),
+        ValueError,
+        "encoded must have exactly 8 bytes .* got 12",
+    ),
+    "cut message": (lambda: ops.decode_indices(b, 4, 9, "int32"), ValueError, "encoded must have exactly 16 bytes"),
+    "fp64 values": (lambda: ops.encode_values_(g.double(), "fp32"), TypeError, "values must have dtype torch.float32"),
     "a peer too few": (lambda: ops.sum_payloads_(r, [], [g]), ValueError, "one entry per peer"),
 }
 

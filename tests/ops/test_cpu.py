@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -194,6 +197,69 @@ def test_many_ranks_starting_at_once_share_one_build(tmp_path: Path) -> None:
     for rank in ranks:
         assert rank.communicate(timeout=120)[0].startswith("[7, 8] native")
     assert len(list(tmp_path.glob("*.so"))) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of an install: beside its sources, in a copy of them. There is no compiler."""
+    sources = tmp_path / "cpu"
+    shutil.copytree(build.SOURCE_FOLDER, sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    monkeypatch.setattr(build, "SOURCE_FOLDER", sources)
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("DS_SPARSE_CACHE", str(tmp_path / "cache"))
+    return Path(shutil.copy(PATH or "", build.shipped_path(sources)))
+
+
+@needs_library
+def test_the_shipped_library_serves_first(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.library() == (shipped, f"shipped as {shipped}")
+    monkeypatch.delenv("CXX")
+    assert build.library() == (shipped, f"shipped as {shipped}"), "with a compiler too"
+
+
+@needs_library
+def test_a_shipped_library_of_other_sources_is_not_used(shipped: Path) -> None:
+    with (shipped.parent / "common.h").open("a", encoding="utf-8") as header:
+        header.write("// another version\n")
+    assert build.library() == (None, build.NO_COMPILER)
+
+
+@needs_library
+@pytest.mark.parametrize("other", ["ppc64le", "aarch64"])
+def test_a_shipped_library_of_another_machine_is_not_used(
+    shipped: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: other)
+    assert build.library() == (None, build.NO_COMPILER)
+
+
+@needs_library
+def test_where_the_shipped_library_cannot_be_loaded_it_is_compiled(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the C library is older than the one it was linked with."""
+    shipped.write_text("no library")
+    assert build.library() == (None, build.NO_COMPILER)
+    monkeypatch.delenv("CXX")
+    path, how = build.library()
+    assert path is not None and how.startswith("built with")
+    assert native.load(path).variants == library().variants
+
+
+@needs_library
+def test_a_compiler_without_a_static_run_time_ships_a_library_too(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    monkeypatch.delenv("CXX")
+    real = shlex.join(build.find_compiler() or [])
+    refuse = 'case "$*" in *static*) echo "error: cannot find -lstdc++" >&2; exit 1;; esac'
+    compiler.write_text(f'#!/bin/sh\n{refuse}\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    shipped.unlink()
+    assert build.ship(shipped.parent) is None
+    assert native.load(shipped).variants == library().variants
 
 
 @pytest.mark.parametrize("tier", tiers.CPU_TIERS)

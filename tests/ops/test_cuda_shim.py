@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ops import reference
-from ops.cuda.pipeline import CudaTier, Module
+from ops.cuda.launch import Module
+from ops.cuda.pipeline import CudaTier
 from ops.types import Accumulation
 
 from .battery import Case, assert_like_reference, chunked, ks_for, mstopk, topk

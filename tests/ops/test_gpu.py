@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Generator
 
 import ops
 from ops import reference
 from ops.cuda.pipeline import CudaTier
+from ops.layout import INDEX_ENCODINGS, VALUE_BITS, IndexLayout
 from ops.tiers import cuda_choice
 from ops.types import Accumulation
 
 from .battery import Case, assert_like_reference, chunked, ks_for, mstopk, same_bits
+from .codec_battery import VALUE_COUNTS, VALUE_MAKERS, damaged, layouts, subsets
 from .distributions import MAKERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -66,9 +69,49 @@ def test_mstopk_and_chunked(name: str) -> None:
             assert_like_reference(tier(), case, chunked(k_c, chunk))
 
 
+@pytest.mark.parametrize("layout", list(layouts()), ids=lambda x: f"{x.encoding}-{x.k}-{x.n}")
+def test_index_codecs_equal_the_reference_on_the_cpu(layout: IndexLayout) -> None:
+    g = Generator().manual_seed(layout.k)
+    for indices in subsets(layout, g):
+        expected = torch.empty(layout.total_bytes, dtype=torch.uint8)
+        reference.encode_indices(indices, layout, expected)
+        got = torch.full_like(expected, 0xCD, device="cuda")
+        tier().encode_indices(indices.cuda(), layout, got)
+        same_bits("bytes", got.cpu(), expected)
+        for encoded in (expected, *damaged(expected, g, 3)):
+            theirs, ours = reference.decode_indices(encoded, layout), tier().decode_indices(encoded.cuda(), layout)
+            same_bits("indices", ours.indices.cpu(), theirs.indices)
+            assert int(ours.corrupt) == int(theirs.corrupt)
+
+
+@pytest.mark.parametrize("dtype", VALUE_BITS)
+@pytest.mark.parametrize("name", VALUE_MAKERS)
+def test_value_codecs_equal_the_reference_on_the_cpu(name: str, dtype: str) -> None:
+    for k in (*VALUE_COUNTS, 1_000_003):
+        theirs = VALUE_MAKERS[name](k, Generator().manual_seed(k))
+        ours = theirs.cuda()
+        expected, got = ops.encode_values_(theirs, dtype), ops.encode_values_(ours, dtype)
+        if dtype == "fp32":  # the bits of a NaN are no part of the contract
+            got, expected = got.view(torch.float32), expected.view(torch.float32)
+        same_bits("bytes", got.cpu(), expected)
+        same_bits("losses", ours.cpu(), theirs)
+        decoded = ops.decode_values(got.view(torch.uint8), k, dtype)
+        same_bits("values", decoded.cpu(), ops.decode_values(expected.view(torch.uint8), k, dtype))
+
+
 def test_no_call_waits_for_the_device() -> None:
     residual, grad = torch.randn(1 << 20, device="cuda"), torch.randn(1 << 20, device="cuda")
+    indices = torch.arange(0, 1 << 20, 256, dtype=torch.int32, device="cuda")
+
+    def codecs() -> None:
+        for encoding in INDEX_ENCODINGS:
+            encoded = ops.encode_indices(indices, 1 << 20, encoding, k_c=16)
+            ops.decode_indices(encoded, indices.numel(), 1 << 20, encoding, k_c=16)
+        for dtype in VALUE_BITS:
+            ops.decode_values(ops.encode_values_(grad[:999].clone(), dtype), 999, dtype)
+
     calls = [
+        codecs,
         lambda: ops.ef_topk_(residual, grad, 1000),
         lambda: ops.mstopk_(residual, 1000, grad=grad),
         lambda: ops.chunked_topk_(residual, grad, 40),

@@ -7,13 +7,19 @@ import os
 import pytest
 import torch
 
-from ops.cuda.pipeline import SELECT, Module, accumulating
+from ops.cuda.codec import CODEC
+from ops.cuda.launch import Module
+from ops.cuda.pipeline import SELECT, accumulating
 
 from .nvrtc import Nvrtc, find_library
 from .shim_launcher import cuda_source
 
 ARCHITECTURES = {"12": (70, 75, 80, 90), "13": (75, 80, 90, 100, 120)}
-MODULES = [SELECT, *(accumulating(d, v) for d in (torch.float32, torch.bfloat16, torch.float16) for v in (False, True))]
+MODULES = [
+    SELECT,
+    CODEC,
+    *(accumulating(d, v) for d in (torch.float32, torch.bfloat16, torch.float16) for v in (False, True)),
+]
 REQUIRED = os.environ.get("DS_SPARSE_REQUIRE_NVRTC")  # set in CI: a missing wheel is then a failure, not a skip
 
 

@@ -27,7 +27,21 @@ def runtime() -> str | None:
 
 pytestmark = pytest.mark.skipif(runtime() is None, reason="the compiler has no AddressSanitizer")
 
-CPU = """
+CODECS = """
+import torch
+from ops.layout import VALUE_BITS
+from tests.ops.codec_battery import assert_indices_like_reference, assert_values_like_reference, layouts
+def check_codecs(tier, layouts):
+    for layout in layouts:
+        assert_indices_like_reference(tier, layout, torch.Generator().manual_seed(1))
+    for dtype in VALUE_BITS:
+        for name in ("gaussian", "extremes", "nans"):
+            for k in (0, 1, 127, 999):
+                assert_values_like_reference(tier, name, k, dtype)
+"""
+CPU = (
+    CODECS
+    + """
 from ops.cpu import build, native
 path, why = build.library(("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"))
 assert path is not None, why
@@ -43,9 +57,11 @@ for isa in base.variants:
                 assert_like_reference(tier, Case(name, n), mstopk(k, 9, 4))
                 assert_like_reference(tier, Case(name, n), chunked(3, 100))
         assert_like_reference(tier, Case("ascending", 150_000), topk(100))
+    check_codecs(tier, layouts())
 print("clean")
 """
-SHIM = f"""
+)
+SHIM = f"""{CODECS}
 from ops.cuda.pipeline import CudaTier
 from tests.ops.battery import Case, assert_like_reference, topk, mstopk, chunked
 from tests.ops.shim_launcher import ShimLauncher
@@ -57,6 +73,7 @@ for settings in ({{}}, {{"guess": 0x3F000000, "capacity": 99}}):
 assert_like_reference(CudaTier(launcher), Case("gaussian", 40_001, momentum=0.9), topk(400))
 assert_like_reference(CudaTier(launcher), Case("ties", 5001, momentum=0.9), chunked(3, 1000))
 assert_like_reference(CudaTier(launcher), Case("ties", 5001, momentum=0.9), mstopk(50, 9, 4))
+check_codecs(CudaTier(launcher), layouts())
 print("clean")
 """
 

@@ -62,6 +62,13 @@ T atomicMin(T* p, T x) {
     if (x < old) *p = x;
     return old;
 }
+template <class T>
+T atomicOr(T* p, T x) {
+    shim::maybe_preempt();
+    T old = *p;
+    *p |= x;
+    return old;
+}
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) { shim::yield(); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -69,7 +76,9 @@ inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline unsigned __float_as_uint(float x) { return static_cast<unsigned>(shim::to_bits(x)); }
 inline float __uint_as_float(unsigned x) { return shim::from_bits<float>(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline void trap() { shim::fail("trap"); }
 inline float half_to_float(unsigned short h) {
     _Float16 x;
