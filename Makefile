@@ -26,12 +26,12 @@ ifeq ($(origin TORCH),command line)
 .PHONY: .venv/.stamp
 endif
 
-.PHONY: help setup test lint demo mutate gpu matrix docs build clean
+.PHONY: help setup test test-versions lint demo mutate gpu matrix docs build clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 22
 
 setup: .venv/.stamp ## make or repair .venv; quick when nothing has changed
 	@:
@@ -55,6 +55,17 @@ lint: setup ## ruff and mypy
 	@mkdir -p .cache/types/ds_sparse && cd .cache/types/ds_sparse && \
 	    find . -xtype l -delete && ln -sfn ../../../ds_sparse/* ../../../ops .
 	@cd .cache/types && $(VENV)/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
+
+VERSIONS ?= 0.16.9 0.17.6 0.18.9 0.19.6 0.19.8
+
+test-versions: $(addprefix test-version-,$(VERSIONS)) ## run the core of the tests on VERSIONS of DeepSpeed
+
+# What is in .cache/versions/ stands before .venv, whose other packages it shares.
+test-version-%: setup
+	@[ -d .cache/versions/$*/deepspeed ] || $(PIP) install --quiet --no-deps --no-build-isolation \
+	    --target .cache/versions/$* deepspeed==$*
+	@echo "DeepSpeed $*"
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.cache/versions/$* $(RUN) -m pytest -q -m core $(PYTEST_ARGS) tests/multirank
 
 demo: setup ## train a small model on 2 nodes x 2 ranks, dense and compressed, and compare
 	@$(RUN) -m examples.demo

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
 import logging
 from typing import Any
 
 import deepspeed
-import deepspeed.runtime.zero.muon.original_muon  # noqa: F401  (compiles at import, see below)
 import torch
 import torch._dynamo  # noqa: F401
 import torch.distributed as dist
 
 import ds_sparse
-import ds_sparse.adapter  # noqa: F401
+from ds_sparse.adapter import versions
+
+with contextlib.suppress(ImportError):  # versions before 0.17 have none
+    import deepspeed.runtime.zero.muon.original_muon  # noqa: F401  (compiles at import, see below)
 
 # What an engine imports only when it is built is imported above, once, before ranks are forked: in every rank of every
 # test it would cost seconds.
@@ -57,7 +61,7 @@ def build_config(
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": clipping,
-        "optimizer": OPTIMIZERS[optimizer],
+        "optimizer": copy.deepcopy(OPTIMIZERS[optimizer]),  # old versions of DeepSpeed take out what they have read
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 500},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
@@ -75,8 +79,11 @@ def build_engine(
     config: dict[str, Any], *, ours: bool = True, model: torch.nn.Module | None = None, **kwargs: Any
 ) -> Any:
     """An engine by `ds_sparse.initialize`, or by DeepSpeed's own when not `ours`."""
-    initialize = ds_sparse.initialize if ours else deepspeed.initialize
-    return initialize(model=model or build_model(), config=config, **kwargs)[0]
+    model = model or build_model()
+    if ours:
+        return ds_sparse.initialize(model=model, config=config, **kwargs)[0]
+    with versions.no_graph():  # some versions cannot be built without it
+        return deepspeed.initialize(model=model, config=config, **kwargs)[0]
 
 
 def batch(step: int, rank: int | None = None, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from ..ops import backend_info
 from ..optim.two_phase_adam import TwoPhaseAdam
 from ..shard import Exclusion
 from ..topology import NodeTopology, build_topology
+from . import versions
 from .adam import ShardAdam
 from .checkpoint import Checkpoints
 from .checks import check_engine, check_exclusion, check_optimizer, traits_of
@@ -46,10 +47,12 @@ def prepare(engine: Any) -> Preparation | None:
 
     Raises:
         ConfigError: the section is wrong, or the engine is of a kind that is not supported.
+        RuntimeError: this version of DeepSpeed lacks something that is needed.
     """
     config = enabled_section(engine._config)
     if config is None:
         return None
+    versions.require(engine, versions.ENGINE)
     check_engine(engine, config)
     ranks = dist.get_process_group_ranks(engine.seq_data_parallel_group)
     topology = build_topology(ranks, config.topology.ranks_per_node, config.topology.timeout_seconds)
@@ -68,8 +71,8 @@ def attach(engine: Any, prepared: Preparation) -> None:
     config, topology, stats = prepared.config, prepared.topology, CommStats()
     names = topology.names
     node, peers = Link(topology.node_group, "intra", stats, names), Link(topology.peer_group, "inter", stats, names)
-    exclusion, notes = Exclusion(config.exclude), check_optimizer(traits_of(engine.basic_optimizer), config)
-    notes += check_exclusion(engine, exclusion, config)
+    exclusion, notes = Exclusion(config.exclude), versions.notes(engine)
+    notes += check_optimizer(traits_of(engine.basic_optimizer), config) + check_exclusion(engine, exclusion, config)
     # 1. Level 1 says what this rank owns.
     sharded = int(engine.zero_optimization_stage()) > 0
     parameters, others = Parameters(engine, exclusion), _model_parallel_links(engine, stats)

@@ -20,6 +20,7 @@ from ..config import CommunicationConfig
 from ..errors import CheckpointError
 from ..level2 import Level2
 from ..topology import NodeTopology
+from . import versions
 from .adam import Placement
 from .files import PendingFiles, by_rank, everywhere
 from .reshard import Partition
@@ -50,14 +51,15 @@ class Checkpoints:
         self._node, self._rank = next(
             (i, node.index(topology.rank)) for i, node in enumerate(topology.nodes) if topology.rank in node
         )
-        self._mp_rank = int(engine.checkpoint_mp_rank)
+        self._mp_rank = versions.model_parallel_rank(engine)
         self._file_name = file_name(self._node, self._rank, self._mp_rank)
         self._stage = int(engine.zero_optimization_stage())
         self._sharded = self._stage > 0
+        saves = self._node == 0 or engine.use_node_local_storage()
         if self._sharded:  # DeepSpeed compares ranks of different groups here, which is right for consecutive ones
-            engine.save_zero_checkpoint = self._node == 0 or engine.use_node_local_storage()
+            engine.save_zero_checkpoint = saves
         if self._stage == 3:  # and has the model in parts as well
-            engine.save_non_zero_checkpoint = engine.save_zero_checkpoint
+            engine.save_non_zero_checkpoint = saves
         self._save: Callable[..., Any] = engine.save_checkpoint
         self._load: Callable[..., Any] = engine.load_checkpoint
         self._load_zero: Callable[..., Any] = engine._load_zero_checkpoint

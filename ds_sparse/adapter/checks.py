@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import deepspeed
 import torch
-from deepspeed.runtime.constants import GRADIENT_ALLREDUCE_OP_SUM
 
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
 from ..shard import Exclusion
+from . import versions
 from .parameters import full_numel
 
 
@@ -21,7 +22,7 @@ def check_engine(engine: Any, config: CommunicationConfig) -> None:
         ConfigError: names the setting as the user wrote it, its value, what is allowed and what to do.
     """
     stage = int(engine.zero_optimization_stage())
-    _refuse_first(_refused_parallelism(engine, stage))
+    _refuse_first(_refused_parallelism(engine, stage) + _refused_versions(versions.untested_parallelism(engine)))
     check_settings(engine._config, config)
     _refuse_first(_refused_models(engine, stage))
     _check_embeddings(engine.module)
@@ -43,6 +44,7 @@ def check_settings(settings: Any, config: CommunicationConfig) -> None:
         _refused_precision(settings),
         _refused_sharding(settings, config),
         _refused_writers(settings),
+        _refused_versions(versions.untested_settings(settings)),
     )
     _refuse_first([refusal for part in refusals for refusal in part])
 
@@ -81,7 +83,7 @@ def _refused_zero(settings: Any) -> list[Refusal]:
     zero, chosen = "'zero_optimization", settings.zero_config
     return [
         (
-            chosen.zenflow is not None, f"{zero}.zenflow' is on", "off: it steps on gradients of its own choice",
+            versions.uses_zenflow(settings), f"{zero}.zenflow' is on", "off: it steps on gradients of its own choice",
             "remove it",
         ),
         (
@@ -90,8 +92,8 @@ def _refused_zero(settings: Any) -> list[Refusal]:
             "remove it",
         ),
         (
-            settings.gradient_allreduce_op == GRADIENT_ALLREDUCE_OP_SUM,
-            "gradients are summed", "gradients that are averaged", "remove 'gradient_allreduce_op'",
+            versions.sums_gradients(settings), "gradients are summed", "gradients that are averaged",
+            "remove 'gradient_allreduce_op'",
         ),
     ]  # fmt: skip
 
@@ -136,12 +138,17 @@ def _refused_stage_3(settings: Any) -> list[Refusal]:
 
 def _refused_precision(settings: Any) -> list[Refusal]:
     stage, clipping = settings.zero_config.stage, settings.gradient_clipping
-    scaled_autocast = settings.torch_autocast_enabled and settings.torch_autocast_dtype == torch.float16
+    scaled_autocast = versions.autocast_dtype(settings) == torch.float16
     return [
         (
-            stage == 0 and settings.float16_config.enabled, "'fp16.enabled' is true at ZeRO stage 0",
+            stage == 0 and versions.fp16_enabled(settings), "'fp16.enabled' is true at ZeRO stage 0",
             "fp32 or bf16 there: DeepSpeed from 0.18.3 on steps on unscaled gradients as if they were scaled",
             "set 'zero_optimization.stage' to 1",
+        ),
+        (
+            stage == 0 and versions.bf16_enabled(settings) and versions.spoils_bf16_at_stage_0(),
+            "'bf16.enabled' is true at ZeRO stage 0", "fp32 there: DeepSpeed before 0.18.6 hands out such gradients "
+            "flattened, or with a loss scale", "set 'zero_optimization.stage' to 1, or use DeepSpeed 0.18.6 or later",
         ),
         (
             scaled_autocast and stage > 0 and clipping > 0,
@@ -170,14 +177,16 @@ def _refused_sharding(settings: Any, config: CommunicationConfig) -> list[Refusa
 def _refused_writers(settings: Any) -> list[Refusal]:
     return [
         (
-            wrong, f"{setting} is set", "DeepSpeed's usual writer, whose files can be completed on all ranks at once",
+            True, f"{setting} is set", "DeepSpeed's usual writer, whose files can be completed on all ranks at once",
             "remove it",
         )
-        for wrong, setting in (
-            (settings.checkpoint_config["writer"] is not None, "'checkpoint.writer'"),
-            (bool(settings.datastates_config.enabled), "'datastates_ckpt'"),
-        )
+        for setting in versions.writers(settings)
     ]  # fmt: skip
+
+
+def _refused_versions(untested: list[str]) -> list[Refusal]:
+    version = f"on DeepSpeed {deepspeed.__version__}"
+    return [(True, f"{setting} {version}", f"that on {versions.NEWEST}", "use that version") for setting in untested]
 
 
 def _check_embeddings(module: torch.nn.Module) -> None:
@@ -266,12 +275,6 @@ def check_optimizer(optimizer: OptimizerTraits, config: CommunicationConfig) -> 
 
 def _check_adam(optimizer: OptimizerTraits) -> None:
     kind, groups = optimizer.kind, optimizer.groups
-    if "muon" in kind.lower():
-        raise ConfigError(
-            f"the optimizer is {kind}; with '{SECTION}' allowed is one that steps on the mean gradient: ZeRO puts "
-            f"Muon's update in its place before nodes have exchanged it. What to do: use AdamW."
-        )
-
     def refuse(what: str, allowed: str, remedy: str) -> None:
         setting = f"'{SECTION}.method' is 'sparse_momentum' and {what}"
         raise ConfigError(f"{setting}; allowed is {allowed}. What to do: {remedy}.")

@@ -21,6 +21,7 @@ from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngin
 
 from ..agreement import Agreement, Start, describe_model
 from ..errors import ConfigError
+from . import versions
 from .attach import Preparation, attach, enabled_section, prepare, require_section_off
 
 _PREPARED = "_ds_sparse_prepared"
@@ -33,6 +34,7 @@ def install() -> None:
         return
     _make_log_visible()
     hooked = {"__init__": _hooked_init, "_configure_optimizer": _hooked_configure_optimizer}
+    versions.require(DeepSpeedEngine, hooked)
     for name, hook in hooked.items():
         _originals[name] = getattr(DeepSpeedEngine, name)
         setattr(DeepSpeedEngine, name, hook(_originals[name]))
@@ -85,7 +87,7 @@ def _require_agreement(engine: Any, original: Callable[..., None], args: Any, kw
         config = enabled_section(given["config_class"])
     except ConfigError as error:
         refusal = str(error)
-    mpu = given.get("mpu")
+    mpu: Any = given.get("mpu")
     # The groups of sequence parallelism come as an mpu without a data-parallel group: all ranks hold the same model.
     data_parallel = getattr(mpu, "get_data_parallel_group", None)
     group = data_parallel() if data_parallel is not None else None
@@ -107,7 +109,8 @@ def _hooked_configure_optimizer(original: Callable[..., None]) -> Callable[..., 
                 param.ds_zero_partition_process_group = prepared.topology.node_group
         engine._do_optimizer_sanity_check = functools.partial(_prefer_zero, engine._do_optimizer_sanity_check)
         try:
-            return original(engine, *args, **kwargs)
+            with versions.no_graph():
+                return original(engine, *args, **kwargs)
         finally:
             engine.seq_data_parallel_group = everybody
             del engine._do_optimizer_sanity_check

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..optim.two_phase_adam import Place
+from . import versions
 
 
 class Owned(NamedTuple):
@@ -128,6 +129,7 @@ def partition_of(zero: Any, stage: int) -> Partition:
     """The partition of a ZeRO optimizer of stage 1, 2 or 3."""
     owned = list(_owned_at_stage_3(zero) if stage == 3 else _owned_at_stage_1_and_2(zero))
     if zero.offload_optimizer if stage == 3 else zero.cpu_offload:
+        versions.require(zero, versions.OFFLOADED)
         return Offloaded(zero, owned)
     return Split(zero, owned) if stage == 3 else Flat(zero, owned)
 

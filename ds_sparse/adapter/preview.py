@@ -9,6 +9,7 @@ from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
 from ..config import SECTION, CommunicationConfig
 from ..errors import ConfigError
+from . import versions
 from .checks import check_optimizer, check_settings, traits_in
 
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -73,6 +74,6 @@ def _without_auto(block: dict[str, Any], path: str, left_out: list[str]) -> dict
 
 
 def _precision(settings: Any) -> str:
-    if settings.torch_autocast_enabled:
-        return f"torch autocast, {str(settings.torch_autocast_dtype).removeprefix('torch.')}"
-    return "fp16" if settings.float16_config.enabled else "bf16" if settings.bfloat16_config.enabled else "fp32"
+    if versions.autocast_enabled(settings):
+        return f"torch autocast, {str(versions.autocast_dtype(settings)).removeprefix('torch.')}"
+    return "fp16" if versions.fp16_enabled(settings) else "bf16" if versions.bf16_enabled(settings) else "fp32"

@@ -14,11 +14,11 @@ import torch
 from deepspeed.checkpoint.constants import (
     BASE_OPTIMIZER_STATE,
     GROUP_PADDINGS,
-    PARAM_ALIGNMENT_PADDINGS,
     SINGLE_PARTITION_OF_FP32_GROUPS,
 )
 
 from ..errors import CheckpointError
+from . import versions
 from .adam import Placement
 
 State = dict[str, Any]
@@ -81,7 +81,7 @@ class Partition:
 
     def _begin(self, first: State) -> None:
         """Room for everything, and what all partitions have in common."""
-        paddings = first.get(PARAM_ALIGNMENT_PADDINGS) or [[0] * len(shapes) for shapes in self._shapes]
+        paddings = first.get(versions.PARAM_ALIGNMENT_PADDINGS) or [[0] * len(shapes) for shapes in self._shapes]
         for shapes, group_paddings in zip(self._shapes, paddings, strict=True):
             offset = 0
             for (name, shape), padding in zip(shapes.items(), group_paddings, strict=True):
@@ -96,7 +96,7 @@ class Partition:
             BASE_OPTIMIZER_STATE: base | {"state": moments},
             SINGLE_PARTITION_OF_FP32_GROUPS: [torch.zeros_like(master, device="cpu") for master in self._masters],
             GROUP_PADDINGS: self._zero.groups_padding,
-            PARAM_ALIGNMENT_PADDINGS: self._zero.round_robin_bit16_padding,
+            versions.PARAM_ALIGNMENT_PADDINGS: getattr(self._zero, "round_robin_bit16_padding", None),
         }
 
     def _room(self, saved: State, group: int, value: Any) -> Any:

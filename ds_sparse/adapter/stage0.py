@@ -16,6 +16,7 @@ from ..links import Link
 from ..optim.step import replace_step
 from ..optim.two_phase_adam import Place
 from ..shard import Segment, ShardLayout
+from . import versions
 from .adam import Placement
 from .parameters import Parameters
 
@@ -108,8 +109,7 @@ class Stage0Route:
 
     def _loss_scale(self) -> float:
         """What the gradients are multiplied by: 1, but for torch autocast in float16."""
-        scaler = self._engine.torch_autocast_z0_gradscaler
-        return 1.0 if scaler is None else scaler.get_scale()
+        return versions.autocast_scale(self._engine)
 
     def _clip_elsewhere(self, clipped: bool) -> None:
         """Switches DeepSpeed's own clipping off for this step, when level 2 has clipped, and on again after it."""

@@ -13,6 +13,7 @@ import torch
 from ..level2 import Level2
 from ..optim.step import replace_step
 from ..shard import ShardLayout
+from . import versions
 from .adam import Placement
 from .parameters import Parameters, full_numel
 from .partition import partition_of
@@ -28,6 +29,7 @@ class ZeroRoute:
     def __init__(self, engine: Any, parameters: Parameters) -> None:
         self._engine, self._optimizer = engine, engine.optimizer
         self._stage, names = int(engine.zero_optimization_stage()), engine.param_names
+        versions.require(self._optimizer, versions.ZERO_3 if self._stage == 3 else versions.ZERO)
         self._partition = partition_of(self._optimizer, self._stage)
         owned = self._partition.owned
         groups = self._optimizer.fp16_groups if self._stage == 3 else self._optimizer.bit16_groups
@@ -59,6 +61,7 @@ class ZeroRoute:
         if not outcome.finite:
             return self._skip(*args, **kwargs)
         # 3. Back, in fp32, with the loss scale that ZeRO will take off again.
+        zero.overflow = False  # versions before 0.19 remember that of the last step where they do not check
         self._partition.write(self.layout.views(shard.mul_(scale)))
         if outcome.grad_norm is None:
             return self._zero_step(*args, **kwargs)
@@ -71,19 +74,14 @@ class ZeroRoute:
 
     def _loss_scale(self) -> float:
         """What the gradients are multiplied by: fp16's own scale, or that of torch autocast in float16."""
-        scaler = self._optimizer.torch_autocast_gradscaler
-        return self._optimizer.loss_scale * (1.0 if scaler is None else scaler.get_scale())
+        return float(self._optimizer.loss_scale) * versions.autocast_scale(self._optimizer)
 
     def _skip(self, *args: Any, **kwargs: Any) -> Any:
         """Has ZeRO skip this step on every rank, as it does for an overflow of its own."""
         zero = self._optimizer
         self._partition.spoil()
-        checks = getattr(zero, "check_grad_overflow", True)  # stage 3 always checks
-        zero.check_grad_overflow = True
-        try:
+        with versions.finds_overflow(zero):
             return self._zero_step(*args, **kwargs)
-        finally:
-            zero.check_grad_overflow = checks
 
     def _count_level1_bytes(self) -> None:
         """Bytes that ZeRO sends inside the node for one optimizer step, by formula: DeepSpeed sends them, not we.

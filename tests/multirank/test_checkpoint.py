@@ -75,6 +75,7 @@ def _resumed(name: str, folder: str, stages: Any = STAGES, forget: str = "") -> 
     return histories
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", SECTIONS)
 def test_resume_is_bitwise_the_same_run(tmp_path: Path, name: str):
     expected = run_ranks(4, _uninterrupted, name, str(tmp_path))
@@ -91,6 +92,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("forget", ["residual", "owned"])
 def test_what_was_not_sent_makes_the_difference(saved: Path, forget: str):
     """The control: a resumed run that forgets it goes another way."""
@@ -237,6 +239,7 @@ def _ours_resumes_plain(folder: str) -> Any:
     return results
 
 
+@pytest.mark.core
 def test_a_checkpoint_made_without_us_loads(tmp_path: Path):
     expected = run_ranks(4, _plain_run, str(tmp_path))[0]
     for stage, params, (norm, heard, loaded, later) in zip(

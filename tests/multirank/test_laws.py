@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ds_sparse.adapter import versions
 from tests.engines import build_config, build_engine, furthest, replicas_equal, train
 from tests.ranks import run_ranks
 
@@ -142,6 +143,8 @@ def _watch_exchange(exchange: Any, method: Any, added: torch.Tensor, held: list[
 def _block(stage: int, per_node: int) -> dict[Any, Any]:
     results: dict[Any, Any] = {}
     for dtype, variant in CASES:
+        if (stage, dtype) == (0, "bf16") and versions.spoils_bf16_at_stage_0():
+            continue
         for optimizer in ("AdamW", "SGD"):
             results[dtype, variant, "stock-" + optimizer] = _train_one(stage, dtype, variant, None, optimizer)
         for name, (_, optimizer) in METHODS.items():
@@ -157,7 +160,14 @@ def block(stage: int, layout: str) -> list[dict[Any, Any]]:
     return run_ranks(ranks, _block, stage, per_node)
 
 
-every_block = pytest.mark.parametrize(("stage", "layout"), [(s, lay) for s in (0, 1, 2) for lay in LAYOUTS])
+every_block = pytest.mark.parametrize(
+    ("stage", "layout"),
+    [
+        pytest.param(stage, layout, marks=pytest.mark.core if layout == "2x2" else ())
+        for stage in (0, 1, 2)
+        for layout in LAYOUTS
+    ],
+)
 every_case = pytest.mark.parametrize(("dtype", "variant"), CASES, ids=["-".join(case) for case in CASES])
 
 # Means of m fp32 numbers in another order differ by some 1e-7 relative; eight steps of AdamW carry that along.

@@ -69,7 +69,10 @@ CASES = [(name, *precision) for name in SECTIONS if name != "scatter" for precis
 CASES += [("scatter", 0, "fp32"), ("scatter", 2, "fp16")]  # its state is kept where the others' is
 
 
-@pytest.mark.parametrize(("name", "stage", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("name", "stage", "dtype"),
+    [pytest.param(*case, marks=pytest.mark.core if case[0] == "gradient" else ()) for case in CASES],
+)
 def test_skipped_everywhere_with_no_change_of_state(name, stage, dtype):
     poison = float("nan") if stage == 1 else float("inf")
     results = run_ranks(4, _one_bad_step, name, stage, dtype, poison)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 
 from tests.engines import batch, build_config, build_engine, build_model, train
 from tests.ranks import RankError, run_ranks
@@ -86,8 +87,12 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("case", CASES)
 def test_refused_with_key_value_and_remedy(case):
+    newer = case in ("fp16 autocast with clipping", "another writer of checkpoints")
+    if newer and not hasattr(DeepSpeedEngine, "torch_autocast_enabled"):
+        pytest.skip("this version of DeepSpeed does not know the setting")
     config, setting, remedy = CASES[case]
     message = refusal(2, config)
     assert setting in message
@@ -106,6 +111,7 @@ def _fp16_at_stage_0() -> None:
     build_engine(build_config(stage=0, dtype="fp16", optimizer="SGD", section=GRADIENT))
 
 
+@pytest.mark.core
 def test_fp16_at_stage_0_is_refused_with_the_reason():
     with pytest.raises(RankError, match="unscaled gradients"):
         run_ranks(2, _fp16_at_stage_0)
@@ -120,6 +126,7 @@ def _pipeline(more: dict[str, Any]) -> None:
     build_engine(build_config(dtype="bf16", section=MOMENTUM, **more), model=model)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -138,6 +145,7 @@ def _without_optimizer() -> None:
     build_engine(config)
 
 
+@pytest.mark.core
 def test_engine_without_an_optimizer_is_refused():
     with pytest.raises(RankError, match="the engine has no optimizer"):
         run_ranks(2, _without_optimizer)
@@ -166,6 +174,7 @@ def _inactive(stage: int) -> str:
     return "trained on, silently dense"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_step_without_an_exchange_is_an_error_at_that_step(stage):
     for message in run_ranks(2, _inactive, stage):
