@@ -122,10 +122,11 @@ def spoils_bf16_at_stage_0() -> bool:
 def untested_settings(settings: Any) -> list[str]:
     """What is asked for that was tested on the newest version alone, where this one is older; as users write it."""
     chosen, autocast = settings.zero_config, autocast_enabled(settings)
+    offload = chosen.offload_optimizer
     mixed = bf16_enabled(settings) and settings.grad_accum_dtype in ("fp32", "float32")
     return _where_older({
         "'zero_optimization.stage' is 3": chosen.stage == 3,
-        "'zero_optimization.offload_optimizer' is on": chosen.offload_optimizer is not None,
+        "'zero_optimization.offload_optimizer' is on": offload is not None and offload.device != "none",
         "'torch_autocast.enabled' is true at ZeRO stage 0": chosen.stage == 0 and autocast,
         "'torch_autocast.dtype' is float16": autocast_dtype(settings) == torch.float16,
         "'data_types.grad_accum_dtype' is fp32 with bf16 at ZeRO stage 1": chosen.stage == 1 and mixed,
