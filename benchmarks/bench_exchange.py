@@ -33,6 +33,7 @@ from ds_sparse.methods.stream import SparseStream
 from ds_sparse.shard import Segment, ShardLayout
 
 COLUMNS = 5000  # of the matrix that PowerSGD approximates
+POWERSGD_DENSE = 2  # steps before it compresses, at least
 DENSE = "dense all-reduce"
 CASE_SECONDS = 1800
 Step = Callable[[torch.Tensor], None]
@@ -90,7 +91,7 @@ def ddp(place: Place, hook: str) -> Step:
         # torch refuses the hook by its name where there is no NCCL, though gloo sums bf16 too.
         wrapped.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
     elif hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=POWERSGD_DENSE)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     inputs = torch.ones(1, COLUMNS)
 
@@ -98,6 +99,8 @@ def ddp(place: Place, hook: str) -> Step:
         wrapped(inputs).sum().backward()
         model.weight.grad = None
 
+    for _ in range(POWERSGD_DENSE + 1 if hook == "powersgd" else 0):  # its first steps are dense, the next allocates
+        step(inputs)
     return step
 
 

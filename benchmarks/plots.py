@@ -26,12 +26,14 @@ def time_against_bandwidth(cases: Mapping[str, Mapping[str, Mapping[str, Mapping
     figure, axes = plt.subplots(1, len(cases), figsize=(7 * len(cases), 5), squeeze=False, sharey=True)
     for axis, (layout, rates) in zip(axes[0], cases.items(), strict=True):
         shaped = sorted((rate for rate in rates if rate != "unshaped"), key=megabits)
-        for row in rates[shaped[0]]:
-            line = [rates[rate][row]["seconds"] for rate in shaped]
-            axis.plot(
-                [megabits(rate) for rate in shaped], line, marker="o", label=row, ls="-" if "ours" in row else ":"
-            )
+        places = [megabits(rate) for rate in shaped]
+        for color, row in enumerate(rates[shaped[0]]):
+            line, style = [rates[rate][row]["seconds"] for rate in shaped], "-" if "ours" in row else ":"
+            axis.plot(places, line, marker="o", ls=style, color=plt.cm.tab20(color % 20), label=row)
         axis.set(xscale="log", yscale="log", xlabel="Mbit/s of a host's link", title=f"{layout} hosts x ranks")
+        axis.set_xticks(places, labels=[f"{place:g}" for place in places])
+        axis.minorticks_off()
+        axis.set_yticks([0.1, 1.0, 10.0], labels=["0.1", "1", "10"])
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("seconds to average the gradients")
     axes[0][-1].legend(fontsize="small", bbox_to_anchor=(1.02, 1), loc="upper left")
