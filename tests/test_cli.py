@@ -237,7 +237,10 @@ def test_the_method_in_one_sentence(section: dict[str, Any], sentence: str) -> N
     assert check.describe(parse(section)) == sentence
 
 
-@pytest.mark.parametrize(("version", "fits"), [("0.19.8", True), ("0.19.7", False), ("0.20.0", False), (None, False)])
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("0.19.8", True), ("0.16.9", True), ("0.16.8", False), ("0.20.0", False), (None, False)],
+)
 def test_a_deepspeed_that_is_not_supported_is_told(
     version: str | None, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,21 +49,21 @@ def test_every_configuration_runs(name: str, tmp_path: Path) -> None:
 
 def test_the_demos_bytes_are_45x_below_dense_at_1_percent() -> None:
     """By formula, for the demo's model: the demo itself takes minutes."""
-    from ds_sparse.config import CommunicationConfig, parse
-    from ds_sparse.exchange import dense_bytes
-    from ds_sparse.schedule import entries
+    from ds_sparse.compressors import Quota, build_compressor
+    from ds_sparse.config import parse
+    from ds_sparse.costs import dense_bytes
+    from ds_sparse.exchange import AllGatherExchange
     from ds_sparse.wire import Wire
     from examples.lm.model import GPT, GPTConfig
 
-    config: CommunicationConfig = parse(
-        json.loads((ROOT / "configs" / "mstopk_zero1.json").read_text())["compressed_communication"]
-    )
+    config = parse(json.loads((ROOT / "configs" / "mstopk_zero1.json").read_text())["compressed_communication"])
     sizes = [param.numel() for param in GPT(GPTConfig()).parameters()]
-    dense = sum(numel for numel in sizes if numel < config.exclude.min_numel)
-    sparse = sum(sizes) - dense
-    k = entries(config.compressor.density, sparse)
-    wire = Wire(config.exchange.index_encoding).message_bytes(k, sparse, dense, shared=False)
-    assert dense_bytes(sparse + dense, peers=2) >= 45 * wire
+    excluded = sum(numel for numel in sizes if numel < config.exclude.min_numel)
+    quota = Quota(build_compressor(config.compressor), config.compressor.density, sum(sizes) - excluded)
+    peers: Any = SimpleNamespace(size=2, rank=0)
+    wire = Wire(config.exchange.value_dtype, config.exchange.index_encoding)
+    sent = AllGatherExchange(peers, wire).cost(quota, excluded).sent
+    assert dense_bytes(sum(sizes), peers=2) >= 45 * sent
 
 
 UNCHANGED_SCRIPT = """
