@@ -275,11 +275,12 @@ def check_optimizer(optimizer: OptimizerTraits, config: CommunicationConfig) -> 
 
 def _check_adam(optimizer: OptimizerTraits) -> None:
     kind, groups = optimizer.kind, optimizer.groups
+
     def refuse(what: str, allowed: str, remedy: str) -> None:
         setting = f"'{SECTION}.method' is 'sparse_momentum' and {what}"
         raise ConfigError(f"{setting}; allowed is {allowed}. What to do: {remedy}.")
 
-    if kind not in ("Adam", "AdamW", "FusedAdam"):
+    if kind not in ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam"):
         refuse(f"the optimizer is {kind}", "Adam or AdamW", "use method 'sparse_gradient' for SGD, 'dense' for others")
     if len({tuple(group["betas"]) for group in groups}) > 1:
         refuse("parameter groups differ in betas", "the same betas in all groups", "give all groups the same betas")

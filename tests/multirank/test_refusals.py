@@ -9,6 +9,9 @@ import pytest
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+from ds_sparse import ConfigError
+from ds_sparse.adapter.checks import OptimizerTraits, check_optimizer
+from ds_sparse.config import parse
 from tests.engines import batch, build_config, build_engine, build_model, train
 from tests.ranks import RankError, run_ranks
 
@@ -185,3 +188,12 @@ def test_a_step_without_an_exchange_is_an_error_at_that_step(stage):
 def test_the_batches_of_the_ranks_differ():
     """What the equality of replicas rests on: equal batches would make it hold without any exchange."""
     assert not torch.equal(batch(0, rank=0)[0], batch(0, rank=1)[0])
+
+
+def test_an_adam_on_the_cpu_is_an_adam():
+    """DeepSpeed's takes a minute to compile, so that only `make matrix` trains with it."""
+    groups = [{"betas": (0.9, 0.95), "weight_decay": 0.0}]
+    config = parse({"method": "sparse_momentum"})
+    assert check_optimizer(OptimizerTraits("DeepSpeedCPUAdam", groups, True), config) == []
+    with pytest.raises(ConfigError, match="the optimizer is CPUAdagrad; allowed is Adam or AdamW"):
+        check_optimizer(OptimizerTraits("CPUAdagrad", groups, True), config)
