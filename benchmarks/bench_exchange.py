@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.cluster import Cluster
+from benchmarks.cluster import Cluster, interface_counters
 from ds_sparse.accounting import CommStats
 from ds_sparse.config import parse
 from ds_sparse.links import Link
@@ -173,11 +173,11 @@ def measure(rows: list[str], ranks_per_node: int, numel: int, rounds: int) -> di
             vector.copy_(gradient)
             counted = _counted(place)
             dist.barrier()
-            sent, begin = _interface_bytes(), time.perf_counter()
+            sent, begin = interface_counters().sent, time.perf_counter()
             step(vector)
             seconds = time.perf_counter() - begin
             dist.barrier()
-            samples[name].append(Sample(seconds, _counted(place) - counted, _interface_bytes() - sent))
+            samples[name].append(Sample(seconds, _counted(place) - counted, interface_counters().sent - sent))
     return {name: kept[1:] for name, kept in samples.items()}
 
 
@@ -198,14 +198,6 @@ def _own_group(groups: list[list[int]], rank: int) -> Any:
 def _counted(place: Place) -> int:
     place.stats.close(exchanged=True, dense_bytes=0, seconds=0.0, density=1.0)
     return place.stats.total.inter_node_bytes
-
-
-def _interface_bytes() -> int:
-    """Bytes that this host has sent; 0 on a machine without the interface."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        if line.strip().startswith("eth0:"):
-            return int(line.split(":")[1].split()[8])
-    return 0
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------

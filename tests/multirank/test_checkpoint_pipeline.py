@@ -22,6 +22,14 @@ def _engine(stage: int) -> Any:
     return build_engine(build_config(stage=stage, accumulation=2, section=SECTION), model=model)
 
 
+def _go_on(engine: Any) -> tuple[float, Any]:
+    """From step 4: what was kept there, and the parameters three steps later."""
+    norm = engine.compressed_communication.residual_norm()
+    for step in range(4, 7):
+        piped(engine, step)
+    return norm, flat_params(engine)
+
+
 def _run(folder: str) -> Any:
     results = []
     for stage in (0, 1):
@@ -29,10 +37,7 @@ def _run(folder: str) -> Any:
         for step in range(4):
             piped(engine, step)
         engine.save_checkpoint(f"{folder}/{stage}")
-        norm = engine.compressed_communication.residual_norm()
-        for step in range(4, 7):
-            piped(engine, step)
-        results.append((norm, flat_params(engine)))
+        results.append(_go_on(engine))
     return results
 
 
@@ -41,10 +46,7 @@ def _resume(folder: str) -> Any:
     for stage in (0, 1):
         engine = _engine(stage)
         engine.load_checkpoint(f"{folder}/{stage}")
-        norm = engine.compressed_communication.residual_norm()
-        for step in range(4, 7):
-            piped(engine, step)
-        results.append((norm, flat_params(engine)))
+        results.append(_go_on(engine))
     return results
 
 
