@@ -10,18 +10,15 @@ that density needs, log2(1 / density) + 1.44 bits an entry. chunk12 encodes the 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .bench_select import CLOCKS, Clock, ops, processor
+from .bench_select import CLOCKS, Clock, ops, timing_parser, write_figures
 
 ENCODINGS = ("int32", "elias_fano", "bitmap", "chunk12")
 DTYPES = ("fp32", "bf16", "fp16", "int8", "int4", "int2")
@@ -97,20 +94,8 @@ def table(case: dict) -> str:
     return "\n".join(lines)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--elements", type=float, nargs="+", default=[25e6])
-    parser.add_argument("--densities", type=float, nargs="+", default=[0.001, 0.01, 0.05])
-    parser.add_argument("--threads", type=int, default=1, help="for the selection; the codecs run on one")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--clock", choices=CLOCKS, default="wall",
-                        help="cpu: time on the processor, for a machine that others use too (one thread)")  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    args = timing_parser(__doc__ or "", "for the selection; the codecs run on one").parse_args()
     torch.set_num_threads(args.threads)
     tier = ops.backend_info()["cpu"]["tier"]
     print(f"cpu tier: {tier}, {args.threads} thread(s), {args.clock} time")
@@ -119,10 +104,7 @@ def main() -> None:
         for density in args.densities:
             cases.append(measure(n, density, args.rounds, CLOCKS[args.clock]))
             print(table(cases[-1]), flush=True)
-    if args.json:
-        machine = {"processor": processor(), "threads": args.threads, "clock": args.clock, "torch": torch.__version__,
-                   "tier": tier}  # fmt: skip
-        args.json.write_text(json.dumps({"machine": machine, "cases": cases}, indent=1) + "\n")
+    write_figures(args, cases)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,17 +191,31 @@ def processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def timing_parser(description: str, threads_help: str | None = None) -> argparse.ArgumentParser:
+    """The options that every benchmark of the kernels has."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--elements", type=float, nargs="+", default=[25e6])
     parser.add_argument("--densities", type=float, nargs="+", default=[0.001, 0.01, 0.05])
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["fp32"])
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help=threads_help)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--rows", nargs="+", help=f"parts of the names of the rows to time, of: {', '.join(ROWS)}")
     parser.add_argument("--clock", choices=CLOCKS, default="wall",
                         help="cpu: time on the processor, for a machine that others use too (one thread)")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser
+
+
+def write_figures(args: argparse.Namespace, cases: list[dict[str, Any]]) -> None:
+    """The cases, and the machine they were measured on, to `args.json` where it was given."""
+    if args.json:
+        machine = {"processor": processor(), "threads": args.threads, "clock": args.clock,
+                   "torch": torch.__version__, "tier": ops.backend_info()["cpu"]["tier"]}  # fmt: skip
+        args.json.write_text(json.dumps({"machine": machine, "cases": cases}, indent=1) + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    parser = timing_parser(__doc__ or "")
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["fp32"])
+    parser.add_argument("--rows", nargs="+", help=f"parts of the names of the rows to time, of: {', '.join(ROWS)}")
     return parser.parse_args()
 
 
@@ -220,10 +235,7 @@ def main() -> None:
                 print(table(n, density, dtype_name, medians, floor_ms), flush=True)
                 cases.append({"elements": n, "density": density, "grad": dtype_name, "median_ms": medians,
                               "times_floor": {name: ms / floor_ms for name, ms in medians.items()}})  # fmt: skip
-    if args.json:
-        machine = {"processor": processor(), "threads": args.threads, "clock": args.clock,
-                   "torch": torch.__version__, "tier": ops.backend_info()["cpu"]["tier"]}  # fmt: skip
-        args.json.write_text(json.dumps({"machine": machine, "cases": cases}, indent=1) + "\n")
+    write_figures(args, cases)
 
 
 if __name__ == "__main__":
